@@ -1,0 +1,230 @@
+"""What both caches share: the tensors, and the way from a request's virtual indices to their slots.
+
+A pool is a row of slots, one token each, cut into blocks of `block_size`. Block 0 is a scratch page: padding rows
+write there and nobody reads it. Blocks that nobody owns always hold zeros, because one NaN left in a slot that is
+masked out still poisons a softmax-weighted sum (0 * NaN = NaN).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..protocols import KVNeed
+from ..types import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Where one request lives. `blocks` in virtual order; `slots [room]` the slot of every virtual index; the first
+    `run` of them are consecutive from slot `base`, so a view that stays below `run` needs no copy."""
+
+    blocks: tuple[int, ...]
+    slots: Tensor
+    room: int
+    base: int
+    run: int
+
+
+class Store:
+    """Keys and values of a stack of layers, zero at first. Layers of equal shape share one tensor
+    `[layers, 2, slots, heads, dim]`, so that moving and zeroing cost one pass per shape instead of one per layer."""
+
+    def __init__(self, layers: Sequence[tuple[int, int]], slots: int, dtype: torch.dtype, device: torch.device) -> None:
+        members: dict[tuple[int, int], list[int]] = {}
+        for layer, shape in enumerate(layers):
+            members.setdefault(shape, []).append(layer)
+        self.groups: list[Tensor] = []
+        pairs: dict[int, tuple[Tensor, Tensor]] = {}
+        for (heads, dim), owners in members.items():
+            group = torch.zeros(len(owners), 2, slots, heads, dim, dtype=dtype, device=device)
+            self.groups.append(group)
+            pairs.update((layer, (group[i, 0], group[i, 1])) for i, layer in enumerate(owners))
+        self.layers = tuple(pairs[layer] for layer in range(len(layers)))
+
+    def read(self, layer: int, record: Record, length: int) -> tuple[Tensor, Tensor]:
+        """The first `length` tokens of a request, `[length, heads, dim]` twice."""
+        keys, values = self.layers[layer]
+        if length <= record.run:
+            return keys.narrow(0, record.base, length), values.narrow(0, record.base, length)
+        slots = _part(record, 0, length)
+        return keys.index_select(0, slots), values.index_select(0, slots)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put `keys` and `values` `[n, heads, dim]` into `slots [n]`."""
+        into_keys, into_values = self.layers[layer]
+        into_keys.index_copy_(0, slots, keys)
+        into_values.index_copy_(0, slots, values)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots `source [n]` over slots `target [n]` in all layers, reading everything first."""
+        for group in self.groups:
+            group.index_copy_(2, target, group.index_select(2, source))
+
+    def zero(self, start: int, end: int) -> None:
+        """Zero the slots `start .. end - 1` of all layers."""
+        for group in self.groups:
+            group[:, :, start:end].zero_()
+
+
+class Pool:
+    """The part of `protocols.Cache` that does not depend on how slots are handed out.
+
+    `layers` gives (KV heads, head dim) per layer. `scratch_slot` is for rows that only pad a pass. Heirs hand out
+    blocks by calling `_assign`, which also takes care of zeroing what is given back.
+    """
+
+    capacity: int
+    block_size: int
+    scratch_slot: int
+
+    def __init__(
+        self,
+        layers: Sequence[tuple[int, int]],
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        if blocks < 1 or block_size < 1:
+            raise ValueError(f"a KV pool needs at least one block of one token, got {blocks} of {block_size}")
+        self.block_size = block_size
+        self.scratch_slot = 0
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self._total = (blocks + 1) * block_size
+        self._numbers = torch.arange(self._total, device=self.device)
+        self._none = Record((), self._numbers[:0], 0, 0, 0)
+        self._records: dict[int, Record] = {}
+        self._store = Store(layers, self._total, dtype, self.device)
+        self._stores = [self._store]
+        self._table: tuple[tuple[int, ...], Tensor] | None = None
+
+    def keys(self, layer: int) -> Tensor:
+        """All keys of a layer, `[slots, heads, dim]`, the pool's own memory."""
+        return self._store.layers[layer][0]
+
+    def values(self, layer: int) -> Tensor:
+        """All values of a layer, `[slots, heads, dim]`, the pool's own memory."""
+        return self._store.layers[layer][1]
+
+    def slots(self, request: Request, start: int, end: int) -> Tensor:
+        """Slots of the virtual indices `start .. end - 1`, int64 `[end - start]`; not to be written to.
+
+        Raises `IndexError` beyond what is reserved."""
+        return _part(self._records.get(request.id, self._none), start, end)
+
+    def view(self, layer: int, request: Request, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first `length` virtual indices, `[length, heads, dim]`: the pool's own memory where
+        they lie in one run, else a copy. Raises `IndexError` beyond what is reserved."""
+        return self._store.read(layer, self._records.get(request.id, self._none), length)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Put `keys` and `values` `[n, heads, dim]` into `slots [n]`. Slots are distinct, scratch slots excepted."""
+        self._store.write(layer, slots, keys, values)
+
+    def table(self, requests: Sequence[Request]) -> Tensor:
+        """Block ids `[B, blocks of the longest, at least 1]` int64, padded with 0 (scratch): virtual index i of request b
+        lies in slot `table[b, i // block_size] * block_size + i % block_size`. Kept until blocks change hands, so not to
+        be written to."""
+        ids = tuple(request.id for request in requests)
+        if self._table is not None and self._table[0] == ids:
+            return self._table[1]
+        rows = [self._records.get(i, self._none).blocks for i in ids]
+        width = max([1, *map(len, rows)])
+        cells = [row + (0,) * (width - len(row)) for row in rows]
+        table = torch.tensor(cells, dtype=torch.int64).reshape(len(ids), width).to(self.device)
+        self._table = (ids, table)
+        return table
+
+    def move(self, request: Request, source: Tensor, start: int) -> None:
+        """Copy the virtual indices `source [n]` (int64, on the device) to `start .. start + n - 1` in every layer, also of
+        attached pools, reading everything before writing. An entry that should stay names itself. No host sync."""
+        count = source.shape[0]
+        if count:
+            record = self._records.get(request.id, self._none)
+            self.copy(record.slots.index_select(0, source), _part(record, start, start + count))
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """`move` for a whole batch, in slots: copy slots `source [n]` over slots `target [n]`. Targets are distinct."""
+        for store in self._stores:
+            store.copy(source, target)
+
+    def attach(self, need: KVNeed) -> AttachedPool:
+        """Memory for a drafter under the same slots: zero at first, moved by `move`, zeroed whenever slots are."""
+        store = Store([(need.heads, need.dim)] * need.layers, self._total, self.dtype, self.device)
+        self._stores.append(store)
+        return AttachedPool(self, store)
+
+    def scrub(self, request: Request) -> None:
+        """Zero all that a request holds, and the scratch page, which its pass may have written to: for a request whose
+        scores were not finite. Blocks it gave back before were zeroed then."""
+        self._zero((0, *self._records.get(request.id, self._none).blocks))
+
+    def _assign(self, request: Request, blocks: tuple[int, ...], room: int) -> None:
+        """Make `blocks` all that `request` owns, `room` tokens of them usable; zero the ones it gives back."""
+        old = self._records.get(request.id, self._none).blocks
+        self._table = None
+        self._zero(sorted(set(old).difference(blocks)))
+        if not blocks:
+            self._records.pop(request.id, None)
+            return
+        size = self.block_size
+        pieces = [self._numbers[first * size : (first + count) * size] for first, count in _runs(blocks)]
+        slots = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        run = min(pieces[0].shape[0], room)
+        self._records[request.id] = Record(blocks, slots[:room], room, blocks[0] * size, run)
+
+    def _zero(self, blocks: Sequence[int]) -> None:
+        size = self.block_size
+        for first, count in _runs(blocks):
+            for store in self._stores:
+                store.zero(first * size, (first + count) * size)
+
+
+class AttachedPool:
+    """A drafter's own layers in the target's pool; see `protocols.PoolView`."""
+
+    def __init__(self, pool: Pool, store: Store) -> None:
+        self._pool = pool
+        self._store = store
+
+    def keys(self, layer: int) -> Tensor:
+        """All keys of a layer, `[slots, heads, dim]`."""
+        return self._store.layers[layer][0]
+
+    def values(self, layer: int) -> Tensor:
+        """All values of a layer, `[slots, heads, dim]`."""
+        return self._store.layers[layer][1]
+
+    def slots(self, request: Request, start: int, end: int) -> Tensor:
+        """As `Pool.slots`: the target's."""
+        return self._pool.slots(request, start, end)
+
+    def view(self, layer: int, request: Request, length: int) -> tuple[Tensor, Tensor]:
+        """As `Pool.view`, of the drafter's layers."""
+        return self._store.read(layer, self._pool._records.get(request.id, self._pool._none), length)
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """As `Pool.write`, into the drafter's layers."""
+        self._store.write(layer, slots, keys, values)
+
+
+def _part(record: Record, start: int, end: int) -> Tensor:
+    if not 0 <= start <= end <= record.room:
+        raise IndexError(f"virtual indices {start} .. {end - 1} of a request with room for {record.room}: reserve first")
+    return record.slots.narrow(0, start, end - start)
+
+
+def _runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Consecutive block ids as (first, count)."""
+    runs: list[tuple[int, int]] = []
+    for block in blocks:
+        if runs and block == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((block, 1))
+    return runs

@@ -1,0 +1,135 @@
+"""One answer from start to end: load the model, stream, survive Ctrl-C, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import OutriderError
+from .drafters import check_draft
+from .guard import say
+from .options import Display, ModelOptions
+
+if TYPE_CHECKING:
+    from ..llm import LLM
+    from ..types import Chunk, Result
+
+RESULT_FIELDS = ("text", "token_ids", "finish_reason", "seed", "lossless")
+STATS_FIELDS = (
+    "tokens",
+    "rounds",
+    "drafted",
+    "accepted",
+    "tokens_per_round",
+    "acceptance_rate",
+    "acceptance_by_position",
+    "draft_seconds",
+    "verify_seconds",
+    "seconds",
+    "tokens_per_second",
+    "drafter",
+)
+"""What `--json` prints: scripts depend on these names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came out, and whether Ctrl-C cut it short."""
+
+    result: Result
+    interrupted: bool = False
+
+
+@contextmanager
+def loaded(options: ModelOptions) -> Iterator[LLM]:
+    """The model, loaded with its progress and notices on stderr, closed at the end. Raises `OutriderError`."""
+    check_draft(options.draft)
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
+    from ..llm import LLM
+
+    llm = LLM(
+        options.model,
+        draft=options.draft,
+        accept=options.accept,
+        device=options.device,
+        dtype=options.dtype,
+        max_model_len=options.max_model_len,
+        progress=say,
+    )
+    with closing(llm):
+        for notice in llm.notices:
+            say(f"note: {notice}")
+        yield llm
+
+
+def stream_answer(llm: LLM, chunks: Iterator[Chunk], display: Display) -> Answer:
+    """Show `chunks` as they come. Ctrl-C ends the answer early, with what there is."""
+    from .painter import Painter, paint_legend
+
+    def decode(ids: Sequence[int]) -> str:
+        return llm.tokenizer.decode(ids)
+
+    if display.show_draft:
+        paint_legend()
+    painter = Painter(decode, marks=display.show_draft, silent=display.json)
+    result, interrupted = None, False
+    try:
+        for chunk in chunks:
+            painter.show(chunk)
+            result = chunk.result or result
+    except KeyboardInterrupt:
+        result, interrupted = llm.interrupt(), True
+    if result is None:
+        raise RuntimeError("the stream ended without a result")
+    painter.finish(result.text)
+    return Answer(result, interrupted)
+
+
+def report(answer: Answer, display: Display) -> None:
+    """The statistics on stderr, or the JSON object on stdout; then an error or interruption takes its course."""
+    if display.json:
+        sys.stdout.write(as_json(answer.result) + "\n")
+        sys.stdout.flush()
+    else:
+        say(stats_line(answer.result))
+    if answer.interrupted:
+        raise KeyboardInterrupt
+    check(answer.result)
+
+
+def check(result: Result) -> None:
+    """Raises `OutriderError` if the answer ended in an error of its own."""
+    if result.finish_reason == "error":
+        raise OutriderError(result.error or "the model gave no valid scores; try another --dtype or --device")
+
+
+def as_json(result: Result) -> str:
+    """The object of `--json`, on one line of ASCII."""
+    stats = {name: getattr(result.stats, name) for name in STATS_FIELDS}
+    return json.dumps({name: getattr(result, name) for name in RESULT_FIELDS} | {"stats": stats})
+
+
+def stats_line(result: Result) -> str:
+    """One line for people: speed, size, speculation, seed, first token, how it ended."""
+    s = result.stats
+    guesses = f"{s.acceptance_rate:.0%} of {s.drafted} guesses accepted" if s.drafted else "no guesses"
+    parts = [
+        f"{s.tokens_per_second:.1f} tok/s",
+        f"{s.tokens} tokens in {s.seconds:.2f} s",
+        f"{s.tokens_per_round:.2f} tokens per round",
+        guesses,
+        f"drafter {s.drafter}",
+        f"seed {result.seed}",
+        f"first token {s.first_token_seconds:.2f} s",
+        f"ended by {result.finish_reason}",
+    ]
+    if not result.lossless:
+        parts.append("LOSSY: this acceptance rule may change the text")
+    return "[" + " | ".join(parts) + "]"

@@ -1,0 +1,25 @@
+"""All commands under one name."""
+
+from __future__ import annotations
+
+import typer
+
+from .chat import chat
+from .demo import demo
+from .generate import generate
+from .guard import guarded
+from .version import version
+
+app = typer.Typer(
+    name="outrider",
+    help="Large language models that answer faster, without changing a word.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command(epilog='Example: outrider generate "Name three rivers." --draft ngram:max=5 --show-draft')(guarded(generate))
+app.command(epilog="Example: outrider chat --draft auto --seed 7")(guarded(chat))
+app.command(epilog="Example: outrider demo --max-tokens 200")(guarded(demo))
+app.command(epilog="Example: outrider version")(guarded(version))

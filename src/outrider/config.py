@@ -1,0 +1,115 @@
+"""What a user may ask of one answer. Names follow vLLM's `SamplingParams`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .errors import BadInput
+
+MAX_SEED = 2**64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens, and when to stop. Defaults sample from the model's own distribution.
+
+    The order of work is fixed: penalties, bias, masks (bad words, allowed ids, min_tokens), then temperature, top-k,
+    top-p, min-p on tempered scores; noise last. `temperature=0` is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are
+    off. `seed=None` draws 64 random bits, which the result returns. `depth` limits how far speculation looks ahead for
+    this request (0: plain decoding); None leaves it to the engine.
+
+    Raises `BadInput`, naming the field, for values that cannot be honoured.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    stop: str | tuple[str, ...] | list[str] | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int = 256
+    min_tokens: int = 0
+    seed: int | None = None
+    skip_special_tokens: bool = True
+    depth: int | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        put(self, "stop", stops)
+        put(self, "bad_words", tuple(self.bad_words))
+        put(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            put(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for name, low, high, hint in _RANGES:
+            _number(name, getattr(self, name), low, high, hint)
+        for name in ("top_k", "max_tokens", "min_tokens"):
+            _integer(name, getattr(self, name))
+        if self.seed is not None:
+            _integer("seed", self.seed)
+            if not 0 <= self.seed < MAX_SEED:
+                raise BadInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
+        if self.depth is not None:
+            _integer("depth", self.depth)
+            if self.depth < 0:
+                raise BadInput(f"depth must be 0 (plain decoding) or more, got {self.depth}")
+        if self.min_tokens > self.max_tokens:
+            raise BadInput(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise BadInput("allowed_token_ids is empty: no token could ever be chosen; leave it unset to allow all")
+        if any(not isinstance(s, str) or not s for s in (*stops, *self.bad_words)):
+            raise BadInput("stop strings and bad words must be non-empty strings")
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias token id", token)
+            _number("logit_bias value", bias, -math.inf, math.inf, "use bad_words or allowed_token_ids to forbid tokens")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, whatever form they were given in."""
+        return self.stop if isinstance(self.stop, tuple) else ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether scores depend on which tokens came before."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+
+
+_RANGES = (
+    ("temperature", 0.0, 100.0, "0 is greedy, 1 is the model's own distribution"),
+    ("top_k", -1, math.inf, "0 or -1 turns it off"),
+    ("top_p", 0.0, 1.0, "1 turns it off"),
+    ("min_p", 0.0, 1.0, "0 turns it off"),
+    ("repetition_penalty", 0.0, 100.0, "1 turns it off"),
+    ("frequency_penalty", -100.0, 100.0, "0 turns it off"),
+    ("presence_penalty", -100.0, 100.0, "0 turns it off"),
+    ("max_tokens", 1, math.inf, "ask for at least one token"),
+    ("min_tokens", 0, math.inf, "0 turns it off"),
+)
+
+
+def _number(name: str, value: object, low: float, high: float, hint: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadInput(f"{name} must be a finite number, got {value!r}")
+    exclusive = name in ("top_p", "repetition_penalty")
+    if value < low or value > high or (exclusive and value == low):
+        left = "(" if exclusive else "["
+        raise BadInput(f"{name} must be in {left}{low:g}, {high:g}], got {value!r} ({hint})")
+
+
+def _integer(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput(f"{name} must be a whole number, got {value!r}")

@@ -1,0 +1,244 @@
+"""A small causal LM drafts for a large one (Leviathan et al. 2023; Chen et al. 2023), chains or trees.
+
+Any model with the target's tokenizer will do; vocabularies may be padded to different sizes. It runs over its own KV cache, and its
+choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at any temperature. The cache's
+rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full acceptance (the last
+guess was never fed), and catches up after any number of idle rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..cache.paged import PagedCache
+from ..errors import BadInput, DrafterMismatch
+from ..models import weights
+from ..models.hf import Decoder
+from ..models.layout import Layout
+from ..models.target import moves
+from ..protocols import Drafter, Start
+from ..registry import register
+from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
+
+_CHUNK = 512
+
+
+@dataclass(slots=True)
+class Memory:
+    """One request in the draft's cache: `computed` known tokens have KV; after a round, `ran[d]` are the tokens of the path that
+    was fed at depth d + 1, whose KV follows them."""
+
+    computed: int = 0
+    ran: list[int] = field(default_factory=list)
+
+
+@register("draft_model")
+class DraftModel(Drafter):
+    """Speculative decoding with a separate draft model."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`path`: directory, GGUF file, hub id or embedded name. `layers`: keep only the first so many decoder layers (0: all).
+        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in tokens over all requests."""
+
+        path: str
+        layers: int = 0
+        depth: int = 5
+        width: int = 1
+        tokens: int = 32768
+
+    def __init__(self, config: Config) -> None:
+        for name, low in (("layers", 0), ("depth", 1), ("width", 1), ("tokens", 64)):
+            if getattr(config, name) < low:
+                raise BadInput(f"draft_model needs {name} >= {low}, got {getattr(config, name)}")
+        self.config, self.depth, self.nodes = config, config.depth, config.depth * config.width
+        self._memory: dict[int, Memory] = {}
+
+    def start(self, start: Start) -> None:
+        """Load the draft and make its cache. Raises `DrafterMismatch` when its vocabulary is another's."""
+        loaded = weights.load(weights.resolve(self.config.path), dtype=start.dtype, device=str(start.device))
+        self.bind(Decoder(truncate(loaded.model, self.config.layers), loaded.name), start, loaded.tokenizer)
+
+    def bind(self, decoder: Decoder, start: Start, tokenizer: object = None) -> None:
+        """Use an already loaded decoder."""
+        check_vocabulary(decoder, tokenizer, start)
+        self.decoder, self.sampler, self.vocab = decoder, start.sampler, start.vocab_size
+        block = 64
+        blocks = self.config.tokens // block + 1
+        self.cache = PagedCache(decoder.layers, blocks, block, dtype=decoder.dtype, device=decoder.device)
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        """Level by level: each pass feeds the newest nodes, the first one also all known tokens without KV."""
+        chosen = [b for b in range(len(batch)) if budget.nodes[b] and self._ready(batch.requests[b], budget.nodes[b])]
+        device = self.decoder.device
+        if not chosen:
+            return Proposal.empty(len(batch), device)
+        sub, computed = self._catch_up(batch, chosen)
+        forest = Forest(len(sub), self.config.width)
+        limits = [min(budget.nodes[b], self.config.width * budget.depth[b]) for b in chosen]
+        for level in range(max(budget.depth[b] for b in chosen)):
+            nodes, fed = forest.proposal(device), [len(t) for t in forest.trees]
+            out = self._run(sub, nodes, [f + 1 for f in forest.fed] if level else 0, computed)
+            forest.fed = fed
+            rooms = [limit if budget.depth[b] > level else 0 for b, limit in zip(chosen, limits, strict=True)]
+            if not self._grow(forest, out, rooms):
+                break
+        for request, tree_, count in zip(sub.requests, forest.trees, forest.fed, strict=True):
+            self._memory[request.id].ran = [token for token, _ in tree_[:count]]
+        return forest.proposal(device, chosen, len(batch))
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        """Bring a tree's accepted path into line, as far as its nodes were fed."""
+        paths = verdict.path.tolist()
+        for b, request in enumerate(batch.requests):
+            memory = self._memory.get(request.id)
+            if memory is None or not memory.ran or memory.computed != len(request.tokens):
+                continue
+            path = [c for c in paths[b] if c != NONE and c < len(memory.ran)]
+            if not proposal.linear and path:
+                width = torch.tensor(path, device=self.decoder.device)
+                self.cache.move(request, moves(width, memory.computed), memory.computed)
+            memory.ran = [memory.ran[c] for c in path]
+
+    def release(self, request: Request) -> None:
+        if self._memory.pop(request.id, None) is not None:
+            self.cache.release(request)
+
+    def _ready(self, request: Request, nodes: int) -> bool:
+        """Whether the request fits the draft: its context and its cache. If not, it gets no guesses, and nothing else happens."""
+        length = len(request.tokens) + nodes
+        if length > self.decoder.max_len:
+            self.release(request)
+            return False
+        if not self.cache.reserve(request, length):
+            return False
+        memory = self._memory.setdefault(request.id, Memory())
+        fresh = request.tokens[memory.computed :]
+        same = next((i for i, (a, b) in enumerate(zip(memory.ran, fresh, strict=False)) if a != b), min(len(memory.ran), len(fresh)))
+        memory.computed = min(memory.computed + same, len(request.tokens) - 1)
+        memory.ran = []
+        return True
+
+    def _catch_up(self, batch: Batch, chosen: list[int]) -> tuple[Batch, list[int]]:
+        """The sub-batch to draft for, after feeding all but the last stretch of what the cache lacks."""
+        requests = tuple(batch.requests[b] for b in chosen)
+        memories = [self._memory[r.id] for r in requests]
+        while True:
+            missing = [len(r.tokens) - m.computed for r, m in zip(requests, memories, strict=True)]
+            if max(missing) <= _CHUNK:
+                break
+            feed = tuple(min(_CHUNK, m - 1) for m in missing)
+            self._run(self._batch(requests, feed, False), Proposal.empty(len(requests), self.decoder.device), 0, _computed(memories))
+            for memory, count in zip(memories, feed, strict=True):
+                memory.computed += count
+        sub, computed = self._batch(requests, tuple(missing), True), _computed(memories)
+        for memory, request in zip(memories, requests, strict=True):
+            memory.computed = len(request.tokens)
+        return sub, computed
+
+    @staticmethod
+    def _batch(requests: tuple[Request, ...], pending: tuple[int, ...], ready: bool) -> Batch:
+        return Batch(requests, pending, (ready,) * len(requests), (0,) * len(requests))
+
+    def _run(self, batch: Batch, nodes: Proposal, start: int | list[int], computed: list[int]) -> PassOutput:
+        layout = Layout.build(batch, nodes, self.cache, start, computed)
+        out = self.decoder.forward(layout, self.cache)
+        logits = None if out.logits is None else _fit(out.logits, self.vocab)
+        return PassOutput(out.rows, None, logits, {}, layout.slots(batch))
+
+    def _grow(self, forest: Forest, out: PassOutput, rooms: list[int]) -> bool:
+        """Add one level from the scores of the frontier's rows; False when nothing could be added."""
+        if out.logits is None or out.slots is None:
+            return False
+        slot = out.rows.slot[out.rows.slot >= 0]
+        if self.config.width == 1:
+            tokens = self.sampler.choose(out.logits, out.slots)[:, None]
+            gain = torch.zeros(tokens.shape, device=tokens.device)
+        else:
+            best = self.sampler.scores(out.logits, out.slots).float().topk(self.config.width)
+            tokens, gain = best.indices, best.values - best.values[:, :1]
+        return forest.grow(out.slots.request.tolist(), (slot - 1).tolist(), tokens.tolist(), gain.tolist(), rooms)
+
+
+def _computed(memories: list[Memory]) -> list[int]:
+    return [m.computed for m in memories]
+
+
+class Forest:
+    """Trees under construction, one per request: `trees[b]` lists `(token, parent)`, `totals[b]` a node's summed score, `fed[b]`
+    counts the nodes the draft has run."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self.width = width
+        self.trees: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        self.totals: list[list[float]] = [[] for _ in range(count)]
+        self.fed = [0] * count
+
+    def grow(
+        self, request: list[int], parent: list[int], tokens: list[list[int]], gain: list[list[float]], rooms: list[int]
+    ) -> bool:
+        """Append to each tree the best `width` of its frontier's candidates, by summed score, as far as there is room."""
+        found: list[list[tuple[float, int, int]]] = [[] for _ in self.trees]
+        for r, p, row, gains in zip(request, parent, tokens, gain, strict=True):
+            base = self.totals[r][p] if p != ROOT else 0.0
+            found[r] += [(base + g, p, t) for t, g in zip(row, gains, strict=True) if g > float("-inf") and t != NONE]
+        grown = False
+        for tree_, totals, candidates, room in zip(self.trees, self.totals, found, rooms, strict=True):
+            best = sorted(candidates, key=lambda c: -c[0])[: max(0, min(self.width, room - len(tree_)))]
+            tree_ += [(t, p) for _, p, t in best]
+            totals += [g for g, _, _ in best]
+            grown = grown or bool(best)
+        return grown
+
+    def proposal(self, device: torch.device, chosen: list[int] | None = None, batch: int = 0) -> Proposal:
+        """The trees as a proposal, spread over a batch of which only the `chosen` requests were drafted for."""
+        trees = self.trees
+        if chosen is not None:
+            trees = [[] for _ in range(batch)]
+            for b, tree_ in zip(chosen, self.trees, strict=True):
+                trees[b] = tree_
+        if self.width == 1:
+            return Proposal.chains([[t for t, _ in tree_] for tree_ in trees], device)
+        return Proposal.trees(trees, device)
+
+
+def _fit(logits: Tensor, vocab: int) -> Tensor:
+    """Draft logits over the target's vocabulary: cut padding, or forbid what the draft does not know."""
+    have = logits.shape[1]
+    if have >= vocab:
+        return logits[:, :vocab]
+    return torch.nn.functional.pad(logits, (0, vocab - have), value=float("-inf"))
+
+
+def truncate(model: torch.nn.Module, layers: int) -> torch.nn.Module:
+    """Keep only the first `layers` decoder layers (0: all) of a transformers model, which is changed."""
+    config = model.config.get_text_config()  # type: ignore[union-attr, operator]
+    if not layers:
+        return model
+    if layers > config.num_hidden_layers:
+        raise BadInput(f"draft_model: layers={layers}, but the model has only {config.num_hidden_layers}")
+    base = model.base_model
+    for name, child in base.named_children():  # type: ignore[union-attr, operator]
+        if isinstance(child, torch.nn.ModuleList) and len(child) == config.num_hidden_layers:
+            setattr(base, name, child[:layers])
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return model
+
+
+def check_vocabulary(decoder: Decoder, tokenizer: object, start: Start) -> None:
+    """Raise `DrafterMismatch` unless ids mean the same in both models; padding at the end may differ."""
+    theirs, ours = getattr(tokenizer, "vocab", None), start.vocab
+    if theirs is None or ours is None:
+        return
+    differing = [t for t, i in ours.items() if theirs.get(t, i) != i]
+    shared = sum(1 for t, i in ours.items() if theirs.get(t) == i)
+    if differing or shared < 0.9 * min(len(ours), len(theirs)):
+        raise DrafterMismatch(
+            f"the draft model {decoder.name} (vocabulary {len(theirs)}) and the target {start.name} (vocabulary {len(ours)}) do not share a "
+            "tokenizer; use a draft of the same family, or --draft ngram, which needs no model"
+        )

@@ -1,0 +1,78 @@
+"""Keeps a drafter from doing harm: whatever it does, the text is unchanged and the run goes on."""
+
+from __future__ import annotations
+
+import warnings
+
+from . import tree
+from .errors import OutriderWarning
+from .protocols import Drafter, Start
+from .types import Batch, Budget, Proposal, Request, Scores, Verdict
+
+_PATIENCE = 3
+"""Unsound proposals (bad tokens, bad tree) before a drafter is switched off; an exception does it at once."""
+
+
+class Guard:
+    """Wraps a drafter. An exception, or repeated unsound proposals, switches it off for good, with a warning that says so; Ctrl-C
+    passes through. `reason` tells why it is off (None while it runs)."""
+
+    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
+        self.drafter, self._vocab = drafter, vocab_size
+        self.reason: str | None = None
+        self._strikes = 0
+
+    @property
+    def name(self) -> str:
+        return self.drafter.name
+
+    @property
+    def working(self) -> bool:
+        return self.reason is None
+
+    def start(self, start: Start) -> None:
+        """Start the drafter; a mismatch is the user's to mend and is raised."""
+        self.drafter.start(start)
+        self._device = start.device
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        """The drafter's guesses if they are sound, else none."""
+        empty = Proposal.empty(len(batch), self._device)
+        if not self.working or not budget.any:
+            return empty
+        try:
+            proposal = self.drafter.propose(batch, budget)
+            sound = self._sound(proposal, batch)
+        except Exception as error:
+            self._stop(f"it failed with {type(error).__name__}: {error}")
+            return empty
+        if sound:
+            return proposal
+        self._strikes += 1
+        if self._strikes >= _PATIENCE:
+            self._stop(f"it made {_PATIENCE} unsound proposals (tokens outside the vocabulary, or a malformed tree)")
+        return empty
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        """Let the drafter see the round."""
+        if not self.working:
+            return
+        try:
+            self.drafter.observe(batch, proposal, verdict, scores)
+        except Exception as error:
+            self._stop(f"it failed while observing with {type(error).__name__}: {error}")
+
+    def release(self, request: Request) -> None:
+        """Let the drafter forget a request."""
+        try:
+            self.drafter.release(request)
+        except Exception as error:
+            self._stop(f"it failed while releasing a request with {type(error).__name__}: {error}")
+
+    def _sound(self, proposal: Proposal, batch: Batch) -> bool:
+        fits = all(w <= room for w, room in zip(proposal.widths, batch.room, strict=True))
+        return fits and bool(tree.validate(proposal, self._vocab).all())
+
+    def _stop(self, why: str) -> None:
+        self.reason = f"drafter {self.name!r} was switched off: {why}"
+        warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)

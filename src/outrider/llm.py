@@ -1,0 +1,215 @@
+"""The facade: load a model and a drafter, ask for answers, stream them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from . import noise, registry
+from .accept import rule
+from .config import SamplingParams
+from .control import Fixed
+from .engine import Engine
+from .errors import BadInput
+from .guard import Guard
+from .loading import Setup, assemble
+from .metrics import summarise
+from .models.weights import DEFAULT_MODEL
+from .scheduler import Scheduler
+from .text import TextStream
+from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result
+
+if TYPE_CHECKING:
+    from .models.tokenizer import TextTokenizer
+
+Prompt = str | Sequence[int]
+AUTO = "ngram"
+"""What `draft="auto"` picks while no trained drafter is at hand: it needs no weights and stays silent where it has no guess."""
+
+
+class LLM:
+    """A language model that answers faster, without changing a word.
+
+    `model`: directory, GGUF file, hub id, or the embedded default's name. `draft`: `NAME[:key=value,...]`, or `auto`.
+    `accept`: the acceptance rule. `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else CPU in float32.
+    `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`: `paged`, or
+    `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of what
+    shares its pass, at some cost. `progress` hears one line per slow step of loading.
+
+    Raises `OutriderError`s that say what to do; nothing is downloaded except for a hub id.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        draft: str = "auto",
+        accept: str = "coupled",
+        device: str = "auto",
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        kv_tokens: int | None = None,
+        cache: str = "paged",
+        invariant: bool = False,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        self.notices: list[str] = []
+        accept_rule = rule(accept)
+        drafter = registry.parse(self._pick(draft))
+        setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
+        parts = assemble(setup, drafter, progress or (lambda line: None))
+        self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
+        self._drafter = Guard(drafter, parts.target.vocab_size)
+        self._drafter.start(parts.start)
+        scheduler = Scheduler(parts.target.cache, drafter.nodes)
+        self.engine = Engine(parts.target, self._drafter, scheduler, accept_rule, Fixed(drafter))
+        self.accept, self._count = accept_rule, 0
+        self._current: Request | None = None
+
+    def _pick(self, draft: str) -> str:
+        if draft != "auto":
+            return draft
+        self.notices.append(f"draft=auto picked {AUTO}: prompt lookup needs no weights; it guesses only where the text repeats itself")
+        return AUTO
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafter in use, or `none` once it was switched off."""
+        return self._drafter.name if self._drafter.working else "none"
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and answer together, in tokens."""
+        return self._target.max_len
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Result]:
+        """Complete one prompt or several (text or token ids), all in one batch; results in the order of the prompts.
+
+        `params` is one for all, or one each. Raises `BadInput` for prompts that are empty or longer than the context.
+        """
+        many = _prompts(prompts)
+        each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(many):
+            raise BadInput(f"{len(many)} prompts but {len(each)} params; give one for all, or one each")
+        requests = [self._request(p, q or SamplingParams()) for p, q in zip(many, each, strict=True)]
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while any(r.finish is Finish.RUNNING for r in requests):
+                self.engine.step()
+        finally:
+            self.engine.abort(requests)
+        return [self._result(r, p) for r, p in zip(requests, many, strict=True)]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Complete one prompt, yielding each round as it comes; the last chunk carries the `Result`. Closing the iterator, or Ctrl-C,
+        stops the request within a round (`interrupt` then tells how far it got)."""
+        request = self._request(prompt, params or SamplingParams())
+        self._current = request
+        return self._rounds(request, prompt)
+
+    def _rounds(self, request: Request, prompt: Prompt) -> Iterator[Chunk]:
+        self.engine.add(request)
+        try:
+            while request.finish is Finish.RUNNING:
+                event = self.engine.step()
+                mine = [c for c in event.committed if c.request is request] if event is not None else []
+                for item in mine:
+                    yield _chunk(item, self._result(request, prompt) if request.finish is not Finish.RUNNING else None)
+        finally:
+            self.engine.abort([request])
+
+    def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
+        """Answer a conversation (`[{"role": ..., "content": ...}, ...]`) through the model's chat template."""
+        return self.generate([self.tokenizer.chat(messages)], params)[0]
+
+    def stream_chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """`stream` for a conversation."""
+        return self.stream(self.tokenizer.chat(messages), params)
+
+    def interrupt(self) -> Result | None:
+        """Stop the streamed request, if one is running, and return what it has so far."""
+        request = self._current
+        if request is None:
+            return None
+        self.engine.abort([request])
+        if request.text is not None:
+            request.text.push([], last=True)
+        return self._result(request, None)
+
+    def close(self) -> None:
+        """Stop everything and drop the queue. The object must not be used afterwards."""
+        scheduler = self.engine.scheduler
+        self.engine.abort([*scheduler.running, *scheduler.waiting])
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        self._check(ids, params)
+        seed = noise.fresh_seed() if params.seed is None else params.seed
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.tokenizer.eos_ids))
+        self._count += 1
+        return Request(
+            id=self._count,
+            tokens=ids,
+            prompt_len=len(ids),
+            params=params,
+            key=noise.request_key(seed, ids),
+            seed=seed,
+            stop_ids=frozenset(stops),
+            bad_words=self._bad_words(params.bad_words),
+            limit=self.max_model_len - len(ids),
+            rule=self.accept.name,
+            text=TextStream(self.tokenizer, params.stops, params.include_stop_str_in_output, params.skip_special_tokens),
+        )
+
+    def _check(self, ids: list[int], params: SamplingParams) -> None:
+        if not ids:
+            raise BadInput("the prompt is empty; give at least one token")
+        vocab = self._target.vocab_size
+        wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < vocab), None)
+        if wrong is not None:
+            raise BadInput(f"prompt token {wrong!r} is not in the vocabulary of {self.name} (0 to {vocab - 1})")
+        if len(ids) >= self.max_model_len:
+            raise BadInput(
+                f"the prompt has {len(ids)} tokens, but the context of {self.name} holds {self.max_model_len}, answer included; "
+                "shorten the prompt or raise max_model_len"
+            )
+        self._target.sampler.check(params)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Token sequences to avoid: each word at the start of a text and after a space."""
+        forms = {tuple(self.tokenizer.encode(f, special=False)) for w in words for f in (w, " " + w.lstrip())}
+        return tuple(sorted(f for f in forms if f))
+
+    def _result(self, request: Request, prompt: Prompt | None) -> Result:
+        text = request.text.text if request.text is not None else ""
+        return Result(
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=tuple(request.tokens[: request.prompt_len]),
+            text=text,
+            token_ids=tuple(request.output),
+            origins=tuple(request.origins),
+            finish_reason=FINISH_NAMES.get(request.finish, "abort"),
+            seed=request.seed,
+            stats=summarise(request.stats, self.drafter_name),
+            lossless=self.accept.lossless,
+            error=request.error,
+        )
+
+
+def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not prompts:
+        raise BadInput("no prompts; give at least one")
+    if all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _chunk(item: Committed, result: Result | None) -> Chunk:
+    return Chunk(item.text, item.tokens, item.origins, item.rejected, result)

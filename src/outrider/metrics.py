@@ -1,0 +1,51 @@
+"""What happened, in numbers."""
+
+from __future__ import annotations
+
+from .types import Committed, Stats, StepEvent, Summary
+
+
+def add(stats: Stats, item: Committed) -> None:
+    """Count one request's share of a round into its `Stats`."""
+    if not item.tokens and not item.drafted:
+        return
+    stats.rounds += 1
+    stats.tokens += len(item.tokens)
+    stats.drafted += item.drafted
+    stats.accepted += item.accepted
+    grow = len(item.offered_at) - len(stats.offered_at)
+    stats.offered_at += [0] * grow
+    stats.accepted_at += [0] * grow
+    for depth, offered in enumerate(item.offered_at):
+        stats.offered_at[depth] += offered
+        stats.accepted_at[depth] += offered and depth < item.accepted
+
+
+def charge(event: StepEvent, now: float) -> None:
+    """Book a round's seconds with every request it served (each of them waited for all of it)."""
+    for item in event.committed:
+        stats = item.request.stats
+        stats.draft_seconds += event.draft_seconds
+        stats.verify_seconds += event.verify_seconds
+        stats.seconds = now - item.request.started
+        if stats.rounds == 1 and item.tokens:
+            stats.first_token_seconds = stats.seconds
+
+
+def summarise(stats: Stats, drafter: str) -> Summary:
+    """`Stats` as users script against them."""
+    return Summary(
+        tokens=stats.tokens,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        tokens_per_round=stats.tokens / stats.rounds if stats.rounds else 0.0,
+        acceptance_rate=stats.accepted / stats.drafted if stats.drafted else 0.0,
+        acceptance_by_position=tuple(a / o for a, o in zip(stats.accepted_at, stats.offered_at, strict=True) if o),
+        draft_seconds=stats.draft_seconds,
+        verify_seconds=stats.verify_seconds,
+        seconds=stats.seconds,
+        tokens_per_second=stats.tokens / stats.seconds if stats.seconds else 0.0,
+        first_token_seconds=stats.first_token_seconds,
+        drafter=drafter,
+    )

@@ -1,0 +1,1 @@
+"""Models: from a name to a loaded target, and the pass that scores guesses."""

@@ -1,0 +1,217 @@
+"""Any transformers decoder-only model over our own KV.
+
+The model runs with `use_cache=False` on packed rows `[1, R]` with explicit positions; its attention calls ours (see
+`attention.py`), which reads and writes our cache. No transformers cache class is involved, so the same code serves every release.
+What cannot be run exactly is refused at load, with the reason: first by what the config declares, then by running the model
+once both ways and comparing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from ..cache.slots import SlotCache
+from ..config import SamplingParams
+from ..errors import UnsupportedModel
+from ..protocols import Cache
+from ..types import Batch, PassOutput, Proposal, Request
+from .attention import NAME, Pass, attend
+from .layout import Layout
+from .products import pack
+
+AttentionInterface.register(NAME, attend)
+
+_DYNAMIC_ROPE = ("dynamic", "longrope")
+
+
+class Skip(nn.Module):
+    """Stands in for a decoder layer that does not run: the residual stream passes through."""
+
+    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
+        return hidden_states
+
+
+class Decoder:
+    """A causal LM that scores packed rows. `layers` lists `(kv heads, head dim)` per decoder layer.
+
+    Raises `UnsupportedModel`, naming model and reason, where exactness cannot be kept.
+    """
+
+    def __init__(self, model: PreTrainedModel, name: str = "model", check: bool = True) -> None:
+        refuse(model, name)
+        self.model, self.name, self.config = model.eval(), name, model.config.get_text_config()
+        self.base: Any = model.base_model
+        self.field, self.blocks = _blocks(self.base, self.config.num_hidden_layers, name)
+        parameter = next(model.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
+        self.hidden_size = int(self.config.hidden_size)
+        self.max_len = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
+        reference = self._reference() if check else None
+        model.set_attn_implementation(NAME)
+        self.packed = pack(model)
+        self.layers = self._probe()
+        self.num_layers = len(self.blocks)
+        self._subsets: dict[tuple[int, ...], nn.ModuleList] = {}
+        if reference is not None:
+            self._compare(*reference)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        layout: Layout,
+        cache: Cache,
+        features: Sequence[str] = (),
+        layers: Sequence[int] | None = None,
+        hidden: Tensor | None = None,
+        by_rows: bool = False,
+    ) -> PassOutput:
+        """One pass over `layout`'s rows. Logits (fp32, or fp64 for an fp64 model) come for the scored rows; `layers` restricts the
+        run to those decoder layers, `hidden [R, H]` starts from states instead of embeddings."""
+        state = Pass(layout, cache, by_rows)
+        source = {"input_ids": layout.tokens[None]} if hidden is None else {"inputs_embeds": hidden[None]}
+        options = dict(position_ids=layout.rows.position[None], use_cache=False, outrider_pass=state, **source)
+        partial = layers is not None
+        wanted = [*features, "hidden:out"] if partial else list(features)
+        with self._only(layers), self._taps(wanted) as taps:
+            logits = self._run(options, layout)
+        out = {name: _gather(taps, name) for name in features}
+        return PassOutput(layout.rows, taps.get("out"), logits, out)
+
+    def _run(self, options: dict[str, Any], layout: Layout) -> Tensor | None:
+        count = layout.scored.shape[0]
+        if count == 0:
+            self.base(**options)
+            return None
+        if count < layout.tokens.shape[0]:
+            options["logits_to_keep"] = layout.scored
+        logits: Tensor = self.model(**options).logits[0]
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    @contextmanager
+    def _only(self, layers: Sequence[int] | None) -> Iterator[None]:
+        """Run only some decoder layers: the others step aside, so that every layer keeps its index."""
+        if layers is None or len(layers) == len(self.blocks):
+            yield
+            return
+        wanted = tuple(layers)
+        if list(wanted) != sorted(set(wanted)):
+            raise ValueError(f"layers must be distinct and in order, got {wanted}")
+        if wanted not in self._subsets:
+            self._subsets[wanted] = nn.ModuleList(b if i in set(wanted) else Skip() for i, b in enumerate(self.blocks))
+        setattr(self.base, self.field, self._subsets[wanted])
+        try:
+            yield
+        finally:
+            setattr(self.base, self.field, self.blocks)
+
+    @contextmanager
+    def _taps(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+        """Capture named states of the pass; nothing is hooked that nobody asked for."""
+        taps: dict[str, Tensor] = {}
+        hooks = []
+        current = getattr(self.base, self.field)
+        for name in {part for n in names for part in _parts(n)}:
+            if name == "last":
+                hooks.append(self.base.register_forward_hook(lambda m, a, out: taps.update(last=out.last_hidden_state[0])))
+            elif name == "out":
+                hooks.append(current[-1].register_forward_hook(lambda m, a, out: taps.update(out=_first(out)[0])))
+            else:
+                hooks.append(current[int(name)].register_forward_pre_hook(_keep(taps, name), with_kwargs=True))
+        try:
+            yield taps
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @torch.inference_mode()
+    def _probe(self) -> list[tuple[int, int]]:
+        """Learn every layer's KV shape, and meet its attention arguments, by running two tokens with nothing behind them."""
+        state = Pass()
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device)[None]
+        self.model(input_ids=ids, position_ids=positions, use_cache=False, outrider_pass=state)
+        missing = [i for i in range(len(self.blocks)) if i not in state.heads]
+        if missing:
+            raise UnsupportedModel(f"{self.name}: layers {missing} do not attend through the registered function")
+        return [state.heads[i] for i in range(len(self.blocks))]
+
+    @torch.inference_mode()
+    def _reference(self) -> tuple[Tensor, Tensor]:
+        """Logits of a short text by transformers' own attention, before anything of ours is in place."""
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(0, self.vocab_size, (1, 12), generator=generator).to(self.device)
+        return ids, self.model(input_ids=ids, use_cache=False).logits[0].float()
+
+    @torch.inference_mode()
+    def _compare(self, ids: Tensor, expected: Tensor) -> None:
+        """Prefill and decoding through our cache must give the reference's logits, within rounding of the dtype."""
+        cache = SlotCache(self.layers, 1, 64, dtype=self.dtype, device=self.device)
+        request = Request(-1, ids[0].tolist(), 8, SamplingParams(), 0, 0)
+        cache.reserve(request, 12)
+        got = []
+        for computed, pending in ((0, 8), (8, 4)):
+            request.computed = computed
+            nodes = Proposal.empty(1, self.device)
+            layout = Layout.build(Batch((request,), (pending,), (True,), (0,)), nodes, cache)
+            every = torch.arange(pending, device=self.device)
+            layout = Layout(layout.spans, layout.tokens, layout.write, layout.rows, every, True, nodes, None)
+            got.append(self.forward(layout, cache).logits)
+        ours = torch.cat([g for g in got if g is not None]).float()
+        tolerance = {torch.float64: 1e-6, torch.float32: 2e-3}.get(self.dtype, 0.1)
+        error = float((ours - expected).norm() / expected.norm().clamp_min(1e-6))
+        if not error <= tolerance:
+            raise UnsupportedModel(
+                f"{self.name} ({type(self.model).__name__}) gives other logits through this engine than through transformers "
+                f"(relative difference {error:.1e}, allowed {tolerance:.0e}); refusing to run it inexactly"
+            )
+
+
+def refuse(model: PreTrainedModel, name: str) -> None:
+    """Raise `UnsupportedModel` for what the config already tells cannot be exact."""
+    config, kind = model.config.get_text_config(), type(model).__name__
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UnsupportedModel(f"{name}: {kind} does not let its attention be replaced; pick a model that declares attention backends")
+    if model.config.is_encoder_decoder:
+        raise UnsupportedModel(f"{name}: {kind} is an encoder-decoder model; only decoder-only models are supported so far")
+    types = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if types:
+        raise UnsupportedModel(f"{name}: layers of type {', '.join(sorted(types))} keep a state that cannot be rolled back")
+    if any(getattr(config, n, 0) for n in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise UnsupportedModel(f"{name}: {kind} is a mixture of experts, whose rows depend on each other; not supported yet")
+    rope = getattr(config, "rope_parameters", None) or {}
+    nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
+    if any(r.get("rope_type") in _DYNAMIC_ROPE for r in nested):
+        raise UnsupportedModel(f"{name}: its RoPE factor depends on the longest row in the pass; set a static rope type")
+
+
+def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:
+    for field, child in base.named_children():
+        if isinstance(child, nn.ModuleList) and len(child) == count:
+            return field, child
+    raise UnsupportedModel(f"{name}: found no list of {count} decoder layers in {type(base).__name__}")
+
+
+def _parts(name: str) -> list[str]:
+    return name.removeprefix("hidden:").split(",")
+
+
+def _gather(taps: dict[str, Tensor], name: str) -> Tensor:
+    return torch.cat([taps[part] for part in _parts(name)], dim=-1)
+
+
+def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return out if isinstance(out, Tensor) else out[0]
+
+
+def _keep(taps: dict[str, Tensor], name: str) -> Any:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        taps[name] = (args[0] if args else kwargs["hidden_states"])[0]
+
+    return hook

@@ -1,0 +1,106 @@
+"""The target: one pass over pending tokens and guesses, and the path that is kept.
+
+It composes a decoder, a KV cache and a sampler; it knows nothing of how guesses were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..protocols import Cache, Needs, Sampler
+from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Verdict
+from .hf import Decoder
+from .layout import Layout
+
+
+class ModelTarget:
+    """`protocols.Target` for a transformers decoder. `by_rows=True` makes a row's bits independent of what shares its pass
+    (see `attention.py`), at some cost for wide passes."""
+
+    def __init__(self, decoder: Decoder, cache: Cache, sampler: Sampler, max_len: int, by_rows: bool = False) -> None:
+        self.decoder, self.cache, self.sampler, self.by_rows = decoder, cache, sampler, by_rows
+        self.vocab_size, self.device, self.max_len = decoder.vocab_size, decoder.device, max_len
+        self.needs = Needs()
+
+    def score(self, batch: Batch, proposal: Proposal) -> Scores:
+        """The target's token after every slot; see `types.Scores`."""
+        layout = Layout.build(batch, proposal, self.cache)
+        features = self.needs.features
+        resume = proposal.resume
+        if resume is None:
+            out = self.decoder.forward(layout, self.cache, features, by_rows=self.by_rows)
+        else:
+            layers = range(resume.layer, self.decoder.num_layers)
+            states = _states(resume, layout)
+            out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
+        choice = torch.full((len(batch), proposal.columns + 1), NONE, dtype=torch.int64, device=self.device)
+        if out.logits is not None:
+            scored = layout.scored
+            where = (layout.rows.request[scored], layout.rows.slot[scored])
+            choice[where] = self.sampler.choose(out.logits, layout.slots(batch))
+        return Scores(choice, layout.rows, out.features, out.logits if self.needs.logits else None)
+
+    def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
+        """Move the accepted path's KV to where the sequence continues. A chain is already there."""
+        if proposal.linear or proposal.columns == 0:
+            return
+        for b, request in enumerate(batch.requests):
+            if proposal.widths[b]:
+                known = request.computed + batch.pending[b]
+                self.cache.move(request, moves(verdict.path[b, : proposal.widths[b]], known), known)
+
+    def release(self, request: Request) -> None:
+        """Forget a request: its KV and its sampling state. What it wrote is zeroed if its scores had gone bad, since a
+        NaN in freed memory would poison the next owner."""
+        if request.error is not None:
+            self.cache.scrub(request)
+        self.cache.release(request)
+        self.sampler.release(request)
+
+
+def moves(path: Tensor, known: int) -> Tensor:
+    """Virtual sources of the path's KV; padded entries stay where they are."""
+    own = torch.arange(path.shape[0], device=path.device)
+    return known + torch.where(path == NONE, own, path)
+
+
+def _states(resume: Resume, layout: Layout) -> Tensor:
+    """Exit states in the order of the pass's rows, from however many partial runs made them."""
+    rows = [part.rows for part in resume.parts]
+    hidden = torch.cat([part.hidden for part in resume.parts if part.hidden is not None])
+    have = torch.cat([r.request for r in rows]) * 2**40 + torch.cat([r.virtual for r in rows])
+    if have.shape[0] != layout.tokens.shape[0]:
+        raise ValueError(f"resume covers {have.shape[0]} rows of a pass of {layout.tokens.shape[0]}")
+    return hidden[have.argsort()]
+
+
+class View:
+    """`protocols.TargetView`: the target lent to a drafter."""
+
+    def __init__(self, target: ModelTarget) -> None:
+        self._target = target
+        decoder = target.decoder
+        self.vocab_size, self.num_layers, self.hidden_size = target.vocab_size, decoder.num_layers, decoder.hidden_size
+        self.max_len, self.device, self.sampler = target.max_len, target.device, target.sampler
+
+    def run(
+        self,
+        batch: Batch,
+        nodes: Proposal,
+        layers: Sequence[int],
+        start: int = 0,
+        hidden: Tensor | None = None,
+        kv: Literal["scratch", "shared"] = "scratch",
+    ) -> PassOutput:
+        """See `protocols.TargetView`. Raises `ValueError` for `"shared"` with layers that are no prefix of the model."""
+        if kv == "shared" and list(layers) != list(range(len(layers))):
+            raise ValueError(f'kv="shared" needs the first layers of the model, got {tuple(layers)}')
+        target = self._target
+        layout = Layout.build(batch, nodes, target.cache, start)
+        out = target.decoder.forward(layout, target.cache, (), layers, hidden, target.by_rows)
+        return replace(out, slots=layout.slots(batch))

@@ -1,0 +1,68 @@
+"""A transformers tokenizer behind `protocols.Tokenizer`, with chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from ..errors import BadInput
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class TextTokenizer:
+    """Text to token ids and back.
+
+    `eos_ids` are all tokens that end a text, as the tokenizer and the model's generation configuration name them;
+    `vocab_size` counts the tokens that have a text (the model's vocabulary may be padded beyond it)."""
+
+    def __init__(self, backend: PreTrainedTokenizerBase, generation: GenerationConfig | None = None) -> None:
+        self._backend = backend
+        self.vocab_size = len(backend)
+        self.eos_ids = frozenset(_ids(backend.eos_token_id)) | frozenset(_ids(getattr(generation, "eos_token_id", None)))
+        self.has_chat = bool(backend.chat_template)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of `text`. `special` adds what the model frames a text with (BOS); special tokens written out in the
+        text are recognised either way."""
+        return list(self._backend.encode(text, add_special_tokens=special))
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of `ids`, without touching its spaces. Ids past the vocabulary have no text."""
+        text = self._backend.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn. A message is `{"role": ..., "content": ...}`.
+
+        Raises `BadInput` for malformed messages, and for models without a chat template."""
+        if not self.has_chat:
+            raise BadInput("this model has no chat template; use a chat (instruct) model, or give a plain prompt (--raw)")
+        _check(messages)
+        try:
+            ids: Any = self._backend.apply_chat_template(
+                [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
+        except Exception as error:  # a template is a program of the model's author: it may raise anything
+            raise BadInput(f"the model's chat template rejects these messages: {error}") from error
+        return list(ids)
+
+
+def _check(messages: object) -> None:
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:
+        raise BadInput("messages must be a non-empty list of {'role': ..., 'content': ...}")
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise BadInput(f"message {i} must be a mapping with 'role' and 'content', got {type(message).__name__}")
+        if message.get("role") not in ROLES:
+            raise BadInput(f"message {i}: role must be one of {', '.join(ROLES)}, got {message.get('role')!r}")
+        if not isinstance(message.get("content"), str):
+            raise BadInput(f"message {i}: content must be text, got {type(message.get('content')).__name__}")
+
+
+def _ids(value: int | list[int] | None) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)

@@ -1,0 +1,96 @@
+"""What a round came to, read from the device in one copy, and each request's share of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from . import metrics
+from .types import NONE, PROBE, Batch, Committed, Finish, Proposal, Request, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Host copies of a verdict and of the proposal it judged, one list per request."""
+
+    batch: Batch
+    accepted: list[int]
+    counts: list[int]
+    finish: list[int]
+    sizes: list[int]
+    tokens: list[list[int]]
+    path: list[list[int]]
+    guesses: list[list[int]]
+    parents: list[list[int]]
+    source: list[list[int]]
+
+    def commit(self, b: int) -> Committed:
+        """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
+        request, count = self.batch.requests[b], self.counts[b]
+        fresh = self.tokens[b][:count]
+        finish = Finish(self.finish[b])
+        used = _write(request, fresh, finish)
+        if used < count or (request.text is not None and request.text.stopped is not None):
+            finish = Finish.STOP
+            del request.tokens[len(request.tokens) - (count - used) :]
+        if finish is Finish.ERROR:
+            request.error = "the model's scores were not finite, or every token was forbidden"
+        request.finish = finish
+        kept, depths, offered = self._offered(b, used, finish)
+        origins = [self.source[b][c] if self.source[b][c] != PROBE else NONE for c in self.path[b][:kept]]
+        origins += [NONE] * (used - kept)
+        request.origins += origins
+        piece = request.text.pop(finish is not Finish.RUNNING) if request.text is not None else ""
+        rejected = self._rejected(b, kept)
+        item = Committed(
+            request, tuple(fresh[:used]), tuple(origins), len(offered), sum(o != NONE for o in origins), depths, rejected, piece, finish
+        )
+        metrics.add(request.stats, item)
+        return item
+
+    def _offered(self, b: int, used: int, finish: Finish) -> tuple[int, tuple[int, ...], list[int]]:
+        """Accepted nodes that were used, which depths had a guess, and the guesses that count: those at depths the text reached,
+        if it ended here."""
+        kept = min(self.accepted[b], used)
+        depth: list[int] = []
+        for c in range(self.sizes[b]):
+            parent = self.parents[b][c]
+            depth.append(1 if parent < 0 else depth[parent] + 1)
+        reach = used if finish is not Finish.RUNNING else len(depth)
+        offered = [c for c in range(self.sizes[b]) if self.source[b][c] != PROBE and depth[c] <= reach]
+        deepest = max((depth[c] for c in offered), default=0)
+        seen = {depth[c] for c in offered}
+        return kept, tuple(int(d in seen) for d in range(1, deepest + 1)), offered
+
+    def _rejected(self, b: int, kept: int) -> tuple[int, ...]:
+        """The first guess that was turned down and what hung below it, along the first branch: what a person wants to see."""
+        at = self.path[b][kept - 1] if kept else NONE
+        shown = []
+        for c in range(self.sizes[b]):
+            if self.parents[b][c] == at and self.source[b][c] != PROBE and c not in self.path[b][:kept]:
+                shown.append(self.guesses[b][c])
+                at = c
+        return tuple(shown)
+
+
+def _write(request: Request, fresh: list[int], finish: Finish) -> int:
+    """Hand tokens to the text; the stop token itself is no part of it. Returns how many tokens were used."""
+    if request.text is None:
+        return len(fresh)
+    ends = finish is Finish.STOP and bool(fresh)
+    body = fresh[:-1] if ends else fresh
+    used = request.text.push(body, last=finish is not Finish.RUNNING)
+    return used + 1 if ends and request.text.stopped is None else used
+
+
+def read(batch: Batch, proposal: Proposal, verdict: Verdict) -> Outcome:
+    """One device-to-host copy of everything the host wants to know about a round."""
+    n, b = proposal.columns, len(batch)
+    head = torch.stack([verdict.accepted, verdict.counts, verdict.finish, proposal.sizes], dim=1)
+    parts = [head, verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source]
+    table = torch.cat(parts, dim=1).tolist()
+    split = [4, 5 + n, 5 + 2 * n, 5 + 3 * n, 5 + 4 * n]
+    cut = [[row[lo:hi] for row in table] for lo, hi in zip(split, [*split[1:], 5 + 5 * n], strict=True)]
+    columns = [[row[i] for row in table] for i in range(4)] if b else [[], [], [], []]
+    return Outcome(batch, columns[0], columns[1], columns[2], columns[3], *cut)

@@ -1,0 +1,201 @@
+"""The seams: stubs and contracts only. Anything that honours one of these can take its place.
+
+Third parties implement `Drafter` (one file, see examples/); the rest is for those who bring a model, a cache or a
+controller of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .config import SamplingParams
+from .types import Batch, Budget, PassOutput, Proposal, Request, Scores, Slots, StepEvent, Verdict
+
+@dataclass(frozen=True, slots=True)
+class KVNeed:
+    """KV memory a drafter wants in the target's pool, under the target's own block ids."""
+
+    layers: int
+    heads: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter asks of the engine. Declared once, never sniffed; what is not asked for is not captured.
+
+    `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers,
+    side by side), each `[R, width]` for every row of every pass, prompt rows included. `logits`: raw fp32 logits of the
+    scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to `start`.
+    """
+
+    features: tuple[str, ...] = ()
+    logits: bool = False
+    kv: KVNeed | None = None
+    target: bool = False
+
+
+class Cache(Protocol):
+    """KV memory of one model. Virtual index i of a request is its i-th known token, or, past them, a draft node.
+
+    `reserve` makes room for virtual indices below `length`, or returns False and changes nothing. `slots` maps virtual
+    indices to pool slots. `keys(layer)` and `values(layer)` are `[slots, heads, dim]`. `move` copies virtual `source` to
+    `start, start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes. `scrub` zeroes what a request wrote.
+    """
+
+    capacity: int
+    scratch_slot: int
+
+    def reserve(self, request: Request, length: int) -> bool: ...
+    def slots(self, request: Request, start: int, end: int) -> Tensor: ...
+    def table(self, requests: Sequence[Request]) -> Tensor: ...
+    def view(self, layer: int, request: Request, length: int) -> tuple[Tensor, Tensor]: ...
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
+    def move(self, request: Request, source: Tensor, start: int) -> None: ...
+    def trim(self, request: Request, length: int) -> None: ...
+    def release(self, request: Request) -> None: ...
+    def scrub(self, request: Request) -> None: ...
+    def free(self) -> int: ...
+    def attach(self, need: KVNeed) -> PoolView: ...
+
+
+class Sampler(Protocol):
+    """From logits to tokens: the request's processors and its noise (see `sampling.py`).
+
+    `scores` gives `[S, V]` perturbed scores, -inf where a processor forbids a token: their argmax is the token, their best few
+    are a tree's children. `choose` is that argmax, without the work of scores nobody reads; NONE where no token is allowed or
+    the logits are not finite. `check` raises `BadInput` for ids outside the vocabulary. `logits [S, V]` are not changed.
+    """
+
+    def scores(self, logits: Tensor, slots: Slots) -> Tensor: ...
+    def choose(self, logits: Tensor, slots: Slots) -> Tensor: ...
+    def check(self, params: SamplingParams) -> None: ...
+    def release(self, request: Request) -> None: ...
+
+
+class PoolView(Protocol):
+    """A drafter's own KV in the target's pool: layers numbered from 0, slots shared with the target's block tables."""
+
+    def view(self, layer: int, request: Request, length: int) -> tuple[Tensor, Tensor]: ...
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
+    def slots(self, request: Request, start: int, end: int) -> Tensor: ...
+
+
+class TargetView(Protocol):
+    """The target, lent to drafters that asked for it.
+
+    `run` feeds the slots from `start` on (slot 0 stands for all pending tokens) through `layers` of the target, in
+    order, at their true positions. `hidden` continues from states of an earlier run instead of embeddings. KV goes where
+    verification will put it: `"scratch"` will be overwritten by the pass, `"shared"` promises that the layers ran are a prefix
+    of the model, so that `Proposal.resume` may skip them. Slots before `start` must have been run in this round.
+    """
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    max_len: int
+    device: torch.device
+    sampler: Sampler
+
+    def run(
+        self,
+        batch: Batch,
+        nodes: Proposal,
+        layers: Sequence[int],
+        start: int = 0,
+        hidden: Tensor | None = None,
+        kv: Literal["scratch", "shared"] = "scratch",
+    ) -> PassOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
+    token strings to ids, where the tokenizer is known."""
+
+    name: str
+    vocab_size: int
+    max_len: int
+    device: torch.device
+    dtype: torch.dtype
+    sampler: Sampler
+    vocab: Mapping[str, int] | None = None
+    view: TargetView | None = None
+    pool: PoolView | None = None
+
+
+class Target(Protocol):
+    """The model that decides. `score` runs one pass over pending tokens and guesses; `keep` makes the accepted path's KV
+    the sequence's KV and forgets the rest; `release` forgets a request."""
+
+    vocab_size: int
+    max_len: int
+    device: torch.device
+    cache: Cache
+    sampler: Sampler
+
+    def score(self, batch: Batch, proposal: Proposal) -> Scores: ...
+    def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None: ...
+    def release(self, request: Request) -> None: ...
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses. Nothing it does can change the text: a wrong guess costs time, a crash switches it off.
+
+    `depth` and `nodes` say how far it would like to look ahead; the controller may give less. `start` is called once.
+    `propose` returns guesses for `batch` within `budget` and must not change the batch; a request with
+    `budget.nodes[b] == 0` gets none. `observe` runs every round, prefill included, after the verdict and before the committed
+    tokens appear in `request.tokens`; a drafter may have been idle for any number of rounds, and `request.tokens` always tells
+    the whole truth. `release` forgets a request.
+    """
+
+    name: str
+    depth: int = 8
+    nodes: int = 8
+    needs: Needs = Needs()
+
+    def start(self, start: Start) -> None:
+        """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal: ...
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        """See what became of the round's guesses."""
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+
+
+class AcceptanceRule(Protocol):
+    """Decides which guesses are kept. A pure function of its arguments."""
+
+    name: str
+    lossless: bool
+
+    def __call__(self, proposal: Proposal, scores: Scores, batch: Batch) -> Verdict: ...
+
+
+class Controller(Protocol):
+    """Decides how far to look ahead, and learns from what came of it."""
+
+    def budget(self, batch: Batch) -> Budget: ...
+    def observe(self, event: StepEvent) -> None: ...
+
+
+class Sink(Protocol):
+    """Anything that wants to hear of every round."""
+
+    def __call__(self, event: StepEvent) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """The little that text handling needs of a tokenizer."""
+
+    def encode(self, text: str, special: bool = True) -> list[int]: ...
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str: ...

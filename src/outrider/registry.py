@@ -1,0 +1,141 @@
+"""Drafters by name, and the specs that name them: `NAME[:key=value,...]`.
+
+A drafting method is one file that registers a class with a nested frozen `Config` dataclass; its fields are the spec's keys. Names
+come from the files in `drafters/`, from installed packages (entry point group `outrider.drafters`), or from a path to a `.py` file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import typing
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .errors import BadInput
+from .protocols import Drafter
+
+GROUP = "outrider.drafters"
+T = TypeVar("T", bound=type)
+
+
+@cache
+def _table() -> dict[str, type]:
+    return {}
+
+
+def register(name: str) -> Callable[[T], T]:
+    """Class decorator: make a drafter known as `name`. The class is built with one argument, its `Config`.
+
+    Raises `BadInput` if another class has that name already.
+    """
+
+    def put(cls: T) -> T:
+        old = _table().get(name)
+        if old is not None and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise BadInput(f"two drafters are called {name!r}: {old.__module__} and {cls.__module__}; rename one")
+        cls.name = name
+        _table()[name] = cls
+        return cls
+
+    return put
+
+
+@cache
+def _discover() -> None:
+    from . import drafters
+
+    for module in pkgutil.iter_modules(drafters.__path__):
+        importlib.import_module(f"{drafters.__name__}.{module.name}")
+    for entry in entry_points(group=GROUP):
+        entry.load()
+
+
+def names() -> list[str]:
+    """All known drafters, sorted."""
+    _discover()
+    return sorted(_table())
+
+
+def load_file(path: str | Path) -> str:
+    """Import a drafter from a Python file and return the name it registered."""
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(f"no drafter file {file}; give a name ({', '.join(names())}) or a path to a .py file")
+    spec = importlib.util.spec_from_file_location(f"outrider_drafter_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = [n for n, cls in _table().items() if cls.__module__ == module.__name__]
+    if not found:
+        raise BadInput(f"{file} registers no drafter; decorate its class with @register(NAME)")
+    return found[-1]
+
+
+def get(name: str) -> type:
+    """The class called `name`; `BadInput` lists the known names and the closest."""
+    if name.endswith(".py"):
+        name = load_file(name)
+    _discover()
+    if name not in _table():
+        close = difflib.get_close_matches(name, names(), 1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        raise BadInput(f"unknown drafter {name!r}; {hint}known: {', '.join(names())}, or a path to a .py file")
+    return _table()[name]
+
+
+def parse(spec: str) -> Drafter:
+    """A drafter from `NAME[:key=value,...]`. Raises `BadInput` for unknown names, unknown keys and bad values."""
+    name, _, rest = spec.partition(":")
+    cls = get(name.strip())
+    pairs = [p for p in rest.split(",") if p.strip()] if rest else []
+    values = dict(_pair(spec, p) for p in pairs)
+    return typing.cast(Drafter, cls(configure(cls, values)))
+
+
+def configure(cls: type, values: dict[str, str]) -> Any:
+    """`cls.Config` from strings, converted by field type."""
+    config: Any = getattr(cls, "Config", None)
+    fields = {f.name: f for f in dataclasses.fields(config)} if config is not None else {}
+    unknown = sorted(set(values) - set(fields))
+    if unknown:
+        takes = ", ".join(fields) or "no keys"
+        raise BadInput(f"drafter {_name(cls)!r} has no key {', '.join(unknown)}; it takes {takes}")
+    hints = typing.get_type_hints(config) if config is not None else {}
+    typed = {k: _convert(_name(cls), k, v, hints[k]) for k, v in values.items()}
+    try:
+        return config(**typed) if config is not None else None
+    except TypeError as error:
+        missing = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.name not in values]
+        raise BadInput(f"drafter {_name(cls)!r} needs {', '.join(missing)}, as in {_name(cls)}:{missing[0]}=...") from error
+
+
+def _name(cls: type) -> str:
+    return str(getattr(cls, "name", cls.__name__))
+
+
+def _pair(spec: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip() or not value.strip():
+        raise BadInput(f"cannot read {text!r} in {spec!r}; write NAME:key=value,key=value")
+    return key.strip(), value.strip()
+
+
+def _convert(name: str, key: str, value: str, kind: Any) -> Any:
+    if kind is bool:
+        if value.lower() in ("1", "true", "yes", "on"):
+            return True
+        if value.lower() in ("0", "false", "no", "off"):
+            return False
+        raise BadInput(f"{name}: {key} must be true or false, got {value!r}")
+    plain = next((t for t in typing.get_args(kind) if t is not type(None)), kind)
+    try:
+        return plain(value)
+    except ValueError as error:
+        raise BadInput(f"{name}: {key} must be {plain.__name__}, got {value!r}") from error

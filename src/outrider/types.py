@@ -1,0 +1,336 @@
+"""The nouns. Everything is frozen except `Request`, the one thing with a life.
+
+Shapes: B requests in a batch, N columns of the widest proposal, R rows of a packed pass, V vocabulary.
+*Slot* 0 of a request is its last committed token, slot j + 1 is node j of its proposal; row s of any
+score tensor answers "what follows slot s". Positions count tokens (depth), never slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .config import SamplingParams
+    from .text import TextStream
+
+ROOT = -1
+"""Parent of a node that hangs under the last committed token."""
+PROBE = -1
+"""`Proposal.source` of a node that is scored but is no guess (lookahead's window); never counted as drafted."""
+NONE = -1
+"""Padding in tables of columns and tokens."""
+
+
+class Finish(IntEnum):
+    """Why a request ended. The names in results are `FINISH_NAMES`."""
+
+    RUNNING = 0
+    STOP = 1
+    LENGTH = 2
+    ERROR = 3
+    ABORT = 4
+
+
+FINISH_NAMES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "error", Finish.ABORT: "abort"}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence being written.
+
+    `tokens` is prompt and output together; `computed` counts the tokens whose KV the target holds.
+    `key` is the 64-bit seed of all noise of this request (see `noise.request_key`); it never changes,
+    whatever is retried, resumed or preempted.
+    """
+
+    id: int
+    tokens: list[int]
+    prompt_len: int
+    params: SamplingParams
+    key: int
+    seed: int
+    stop_ids: frozenset[int] = frozenset()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    limit: int = 2**31
+    rule: str = "coupled"
+    computed: int = 0
+    finish: Finish = Finish.RUNNING
+    stats: Stats = field(default_factory=lambda: Stats())
+    origins: list[int] = field(default_factory=list)
+    text: TextStream | None = None
+    error: str | None = None
+    started: float = 0.0
+
+    @property
+    def output(self) -> list[int]:
+        """Tokens committed so far, without the prompt."""
+        return self.tokens[self.prompt_len :]
+
+    @property
+    def pending(self) -> int:
+        """Known tokens whose KV is still to be computed; at least 1 while running."""
+        return len(self.tokens) - self.computed
+
+    @property
+    def room(self) -> int:
+        """Tokens that `max_tokens` and the context (`limit` new tokens in all) still allow."""
+        return min(self.params.max_tokens, self.limit) - (len(self.tokens) - self.prompt_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one round works on. `pending[b]` tokens of `requests[b]`, from `computed` on, enter this pass;
+    `ready[b]` says that they reach the last known token, so the request can be given a next token.
+    `room[b]` is how many draft nodes have KV slots reserved."""
+
+    requests: tuple[Request, ...]
+    pending: tuple[int, ...]
+    ready: tuple[bool, ...]
+    room: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How far to look ahead, per request: `depth` levels and at most `nodes` nodes. 0 means: do not draft."""
+
+    depth: tuple[int, ...]
+    nodes: tuple[int, ...]
+
+    @property
+    def any(self) -> bool:
+        return any(self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where each of S score rows stands, for processors and noise. `request [S]` indexes `requests`; `position [S]` is the
+    position of the token to be chosen (prompt length + tokens written before it); `path [S, D]` the drafted tokens between
+    the request's known tokens and this slot, root first, padded with NONE; `depth [S]` how many they are. All int64."""
+
+    requests: tuple[Request, ...]
+    request: Tensor
+    position: Tensor
+    path: Tensor
+    depth: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """Which row of a packed pass belongs where; all `[R]` int64.
+
+    `request` is the index in the batch, `position` counts tokens from the start of the sequence, `virtual` orders a
+    request's rows as its KV does (known tokens first, then nodes), `slot` is the slot a row scores, or -1 for rows
+    that only fill the cache (all but the last of several pending tokens)."""
+
+    request: Tensor
+    position: Tensor
+    virtual: Tensor
+    slot: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PassOutput:
+    """What a (partial) run of the target gives: `hidden [R, H]` after the last layer that ran, before the final norm;
+    `logits [S, V]` fp32 for the rows that have a slot, in row order, and `slots` where those stand (what a sampler wants to
+    know); `features` by name, `[R, width]`."""
+
+    rows: PassRows
+    hidden: Tensor | None
+    logits: Tensor | None
+    features: dict[str, Tensor]
+    slots: Slots | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """States that let verification skip the layers below `layer`: outputs of partial runs with `kv="shared"` that
+    together cover every row of the pass (pending tokens and nodes)."""
+
+    layer: int
+    parts: tuple[PassOutput, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Guesses for a batch, as forests hanging under each request's last committed token.
+
+    `tokens [B, N]`, `parents [B, N]` (column index of the parent, or ROOT; parents come before children), `sizes [B]`
+    (columns in use), `source [B, N]` (which drafter offered the node; PROBE = scored but no guess), all int64 on the
+    target's device. Children of one node carry distinct tokens. `widths` are host-known upper bounds of `sizes`, which
+    give the pass its shape. `linear` promises that every request's nodes form one chain. `q [B, N + 1, V]`, where a
+    classical rule needs it: row s drew slot s's children, in column order, without replacement."""
+
+    tokens: Tensor
+    parents: Tensor
+    sizes: Tensor
+    source: Tensor
+    widths: tuple[int, ...]
+    linear: bool = False
+    q: Tensor | None = None
+    resume: Resume | None = None
+
+    @property
+    def columns(self) -> int:
+        return self.tokens.shape[1]
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device | str = "cpu") -> Proposal:
+        """No guesses: the round is plain decoding."""
+        none = torch.zeros(batch, 0, dtype=torch.int64, device=device)
+        sizes = torch.zeros(batch, dtype=torch.int64, device=device)
+        return cls(none, none, sizes, none, (0,) * batch, linear=True)
+
+    @classmethod
+    def chains(cls, guesses: list[list[int]], device: torch.device | str = "cpu", source: int = 0) -> Proposal:
+        """One chain of guessed tokens per request (an empty list for none)."""
+        widths = tuple(len(g) for g in guesses)
+        n = max(widths, default=0)
+        tokens = torch.tensor([g + [0] * (n - len(g)) for g in guesses], dtype=torch.int64).reshape(len(guesses), n)
+        parents = torch.arange(-1, n - 1).expand(len(guesses), n)
+        return cls(
+            tokens.to(device),
+            parents.to(device),
+            torch.tensor(widths, dtype=torch.int64, device=device),
+            torch.full((len(guesses), n), source, dtype=torch.int64, device=device),
+            widths,
+            linear=True,
+        )
+
+    @classmethod
+    def trees(
+        cls, nodes: list[list[tuple[int, int]]], device: torch.device | str = "cpu", source: int = 0
+    ) -> Proposal:
+        """One tree per request, as `(token, parent column)` pairs with parents first."""
+        widths = tuple(len(t) for t in nodes)
+        n = max(widths, default=0)
+        padded = [t + [(0, ROOT)] * (n - len(t)) for t in nodes]
+        both = torch.tensor(padded, dtype=torch.int64).reshape(len(nodes), n, 2).to(device)
+        sizes = torch.tensor(widths, dtype=torch.int64, device=device)
+        return cls(both[..., 0], both[..., 1], sizes, torch.full_like(both[..., 0], source), widths)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
+    valid score); `rows` and `features` for every row of the pass, prompt rows included; `logits` raw fp32 `[S, V]` for the
+    rows with a slot, in row order, only if asked for."""
+
+    choice: Tensor
+    rows: PassRows
+    features: dict[str, Tensor]
+    logits: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule decided. `path [B, N]`: columns of the accepted nodes from the root down, padded with NONE;
+    `accepted [B]` how many; `tokens [B, N + 1]`: what the request commits, padded with NONE; `counts [B]` how many (0 for
+    requests that were not ready); `finish [B]`: a `Finish` for end-of-sequence, length and invalid scores."""
+
+    path: Tensor
+    accepted: Tensor
+    tokens: Tensor
+    counts: Tensor
+    finish: Tensor
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of one request or one run. `drafted` and `accepted` count guesses that were offered and kept, after cutting
+    at the end of the text; `rounds` counts passes that gave tokens; alpha = accepted / drafted, tau = tokens / rounds."""
+
+    tokens: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    offered_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    seconds: float = 0.0
+    first_token_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """One request's share of a round, on the host: tokens committed, their origins (drafter index, or NONE for the target's
+    own), guesses offered and kept per depth, after all cutting."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    origins: tuple[int, ...]
+    drafted: int
+    accepted: int
+    offered_at: tuple[int, ...]
+    rejected: tuple[int, ...]
+    text: str
+    finish: Finish
+
+
+@dataclass(frozen=True, slots=True)
+class StepEvent:
+    """What metrics, traces, the benchmark and the controller read after each round."""
+
+    committed: tuple[Committed, ...]
+    draft_seconds: float
+    verify_seconds: float
+    seconds: float
+    prefill: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a streamed answer: the `text` that became printable, the tokens of the round, where each came from
+    (drafter index, or NONE for the target's own token) and the guesses that were rejected. The last one carries the result."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[int, ...]
+    rejected: tuple[int, ...]
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One finished answer. `lossless` is False only under a rule that says so."""
+
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    origins: tuple[int, ...]
+    finish_reason: str
+    seed: int
+    stats: Summary
+    lossless: bool = True
+    logprobs: None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """`Stats` as users script against them (the `stats` object of `--json`). Times in seconds;
+    `acceptance_by_position[i]` is the share of offered guesses at depth i + 1 that were kept."""
+
+    tokens: int
+    rounds: int
+    drafted: int
+    accepted: int
+    tokens_per_round: float
+    acceptance_rate: float
+    acceptance_by_position: tuple[float, ...]
+    draft_seconds: float
+    verify_seconds: float
+    seconds: float
+    tokens_per_second: float
+    first_token_seconds: float
+    drafter: str
