@@ -95,9 +95,9 @@ class World:
         return Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, **scheduling), rule(accept), Fixed(drafter))
 
     def run(
-        self, drafter: Drafter, requests: Sequence[Request], accept: str = "coupled", **scheduling: Any
+        self, drafter: Drafter, requests: Sequence[Request], accept: str = "coupled", may_fail: bool = False, **scheduling: Any
     ) -> list[list[int]]:
-        """Token lists of all requests, run together."""
+        """Token lists of all requests, run together. The drafter must not be switched off, unless it `may_fail`."""
         engine = self.engine(drafter, accept, **scheduling)
         for request in requests:
             engine.add(request)
@@ -106,6 +106,7 @@ class World:
                 break
         assert all(r.finish is not Finish.RUNNING for r in requests)
         assert self.cache.free() == self.cache.capacity, "KV memory leaked"
+        assert may_fail or engine.drafter.working, engine.drafter.reason
         return [r.output for r in requests]
 
 

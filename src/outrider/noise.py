@@ -118,8 +118,7 @@ def gumbel_rows(
     devices integer tensor operations without a host sync: the values are equal. `cache` (CPU) saves repeated rows.
     """
     if torch.device(device).type != "cpu":
-        ids = torch.arange(vocab, device=device).expand(len(positions), vocab)
-        return tensor_gumbel(key_tensor(keys, device), positions.to(device), ids).to(dtype)
+        return tensor_rows(key_tensor(keys, device), positions.to(device), vocab).to(dtype)
     cache = cache or NoiseCache()
     rows = [cache.row(k, p, vocab) for k, p in zip(key_list(keys), positions.tolist(), strict=True)]
     words = np.stack(rows) if rows else np.empty((0, vocab), dtype=np.uint64)
@@ -136,7 +135,7 @@ def gumbel_at(
     """The noise of chosen entries only: `ids [S, k]` int64 -> `[S, k]` of `dtype` on the device of `ids`, equal to
     gathering from `gumbel_rows`."""
     if ids.device.type != "cpu":
-        return tensor_gumbel(key_tensor(keys, ids.device), positions.to(ids.device), ids).to(dtype)
+        return tensor_at(key_tensor(keys, ids.device), positions.to(ids.device), ids).to(dtype)
     cache = cache or NoiseCache()
     words = np.empty(tuple(ids.shape), dtype=np.uint64)
     for i, (k, p) in enumerate(zip(key_list(keys), positions.tolist(), strict=True)):
@@ -157,16 +156,27 @@ def key_list(keys: Sequence[int] | Tensor) -> list[int]:
     return [k & (2**64 - 1) for k in (keys.tolist() if isinstance(keys, Tensor) else keys)]
 
 
-def tensor_gumbel(keys: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """fp32 noise by int64 tensor operations, on any device: `keys [S]`, `positions [S]`, `ids [S, k]` -> `[S, k]`."""
+def tensor_rows(keys: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """fp32 noise by int64 tensor operations, on any device: `keys [S]`, `positions [S]` -> `[S, vocab]`."""
+    blocks = torch.arange(1, (vocab + 3) // 4 + 1, device=keys.device).expand(len(keys), -1)
+    words = tensor_philox(keys[:, None], blocks, positions[:, None].expand_as(blocks))
+    return _tensor_gumbel(torch.stack(words, dim=-1).flatten(1)[:, :vocab])
+
+
+def tensor_at(keys: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """Like `tensor_rows`, for `ids [S, k]` only -> `[S, k]`."""
     words = tensor_philox(keys[:, None], ids // 4 + 1, positions[:, None].expand_as(ids))
-    chosen = torch.stack(words).gather(0, (ids % 4)[None])[0]
-    u = (_shift(chosen, 12).double() + 0.5) * 2.0**-52
+    return _tensor_gumbel(torch.stack(words).gather(0, (ids % 4)[None])[0])
+
+
+def _tensor_gumbel(words: Tensor) -> Tensor:
+    u = (_shift(words, 12).double() + 0.5) * 2.0**-52
     return (-torch.log(-torch.log(u))).float()
 
 
 def tensor_philox(key: Tensor, block: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x64-10 of counter (block, position, 0, 0) and key (key, 0); unsigned words as int64 bits."""
+    """Philox4x64-10 of counter (block, position, 0, 0) and key (key, 0); four unsigned
+    words as int64 bits, each shaped like `block`."""
     c0, c1, c2, c3 = block, position, torch.zeros_like(block), torch.zeros_like(block)
     for r in range(10):
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])

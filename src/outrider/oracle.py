@@ -129,9 +129,7 @@ def survivors(scores: Sequence[float], params: SamplingParams) -> set[int]:
     return {v for v, w in zip(order, weights, strict=True) if w >= params.min_p}
 
 
-def perturb(
-    logits: Sequence[float], request: Request, path: Sequence[int] = (), usable: int | None = None
-) -> list[float]:
+def perturb(logits: Sequence[float], request: Request, path: Sequence[int] = (), usable: int | None = None) -> list[float]:
     """Processed scores plus T * gumbel: their argmax is the token (Gumbel-max), ties to the lowest id."""
     scores = process(logits, request, path, usable)
     heat, position = request.params.temperature, len(request.tokens) + len(path)

@@ -221,7 +221,7 @@ def _best_k(tempered: Row, k: int) -> Ids:
 def _nucleus(tempered: Row, top_p: float) -> Ids:
     """Top-p without a full sort: candidates within `reach` of the best score, further out until they hold the mass."""
     weights = np.exp(tempered)
-    need, reach = top_p * float(weights.sum()), 3.0
+    need, reach = top_p * float(weights.sum()), 8.0
     while True:
         ids = np.flatnonzero(weights >= math.exp(-reach))
         if float(weights[ids].sum()) >= need or reach > 100:

@@ -93,7 +93,8 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     node = (parents >= ROOT) & (parents < column) & (tokens >= 0) & (tokens < vocab_size) & (proposal.source >= PROBE)
     sibling = ((parents + 1) * vocab_size + tokens).where(~idle, -1 - column).sort(1).values
     sound = (node | idle).all(1) & (sibling[:, 1:] != sibling[:, :-1]).all(1)
-    sound &= (sizes >= 0) & (sizes <= torch.tensor(proposal.widths, dtype=torch.int64, device=device))
+    widths = torch.tensor(proposal.widths, dtype=torch.int64).to(device, non_blocking=True)
+    sound &= (sizes >= 0) & (sizes <= widths)
     return sound & is_chain(parents, sizes) if proposal.linear else sound
 
 

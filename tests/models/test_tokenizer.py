@@ -93,14 +93,14 @@ def test_inconsistent_vocabularies_are_bad_weights(changes: dict[str, Any]) -> N
 
 
 def sentencepiece(**changes: Any) -> TextTokenizer:
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "ab", "▁a", "bab"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "bab", "ab"]
     types = [2, 3, 3, *[6] * 256, *[1] * 6]
-    scores = [0.0] * 259 + [-10.0, -11.0, -12.0, -1.0, -2.0, -3.0]
+    scores = [0.0] * 259 + [-10.0, -11.0, -12.0, -2.0, -3.0, -1.0]
     return tiny(model="llama", tokens=tokens, token_type=types, scores=scores, merges=None, unknown_token_id=0, **changes)
 
 
 def test_sentencepiece_merges_by_score() -> None:
-    space, a, _, ab, space_a, _ = range(259, 265)
+    space, a, _, space_a, _, ab = range(259, 265)
     got = sentencepiece()
     # "ab" scores best, so "▁abab" becomes ▁ ab ab; "▁a" wins only where no "ab" is possible.
     assert got.encode("abab") == [1, space, ab, ab]

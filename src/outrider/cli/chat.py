@@ -52,7 +52,7 @@ def chat(
         return
     params = o.sampling_params(ctx.params)
     with loaded(o.ModelOptions.of(ctx.params)) as llm:
-        if not llm.tokenizer.has_template:
+        if not llm.tokenizer.has_chat:
             raise BadInput("this model has no chat template: use `outrider generate --raw`, or an instruct model")
         interactive = sys.stdin.isatty()
         if interactive:

@@ -11,44 +11,41 @@ import typer
 from ..config import SamplingParams
 from . import options as o
 from .answer import check, loaded, stream_answer
-from .guard import say
 
 if TYPE_CHECKING:
     from ..llm import LLM
     from ..types import Result
 
-CODE = '''def summarize(orders):
-    """Return the totals of all paid orders by customer."""
-    totals = {}
-    skipped = 0
-    for order in orders:
-        if order["status"] != "paid":
-            skipped += 1
+CODE = '''def shopping_report(items):
+    """Print a line for each item and return the total price."""
+    total = 0
+    count = 0
+    for item in items:
+        name = item["name"]
+        price = item["price"]
+        quantity = item["quantity"]
+        if quantity <= 0
+            print("skipping", name)
             continue
-        customer = order["customer"]
-        amount = 0
-        for item in order["items"]:
-            price = item["price"]
-            quantity = item["quantity"]
-            if quantity <= 0:
-                raise ValueError("quantity must be positive")
-            amount += price * quantity
-        if order["discount"]:
-            amount -= order["discount"]
-        if customer not in totals:
-            totals[customer] = 0
-        totals[customer] += amount
-    for customer in sorted(totals):
-        print(customer, totals[customer])
-    print("skipped", skipped)
-    return totals
+        cost = price * quantity
+        if quantity >= 10:
+            cost = cost * 0.9
+        print(name, quantity, cost)
+        total = total + cost
+        count = count + quantity
+    print("items:", count)
+    print("total:", total)
+    if total > 100:
+        print("free shipping")
+    else:
+        print("shipping: 5")
+        total = total + 5
+    return total
 '''
-TASK = "Rename the variable `totals` to `sums` in this Python function and return the whole function.\n\n```python\n"
-PROMPT = f"{TASK}{CODE}```"
-WHY = (
-    "The task: rename a variable and return the whole function. Most of such an answer repeats its prompt, which is what\n"
-    "prompt lookup is good at; free writing repeats little and gains less."
-)
+PROMPT = f"Fix the errors in this Python function and write the whole function again:\n\n```python\n{CODE}```"
+WHY = """The task is an edit: fix a function (a colon is missing) and write it out again. Most of such an answer repeats
+its prompt, which is what prompt lookup is good at; free writing repeats little and gains less. The model is tiny and may
+get the edit wrong: what counts here is that it says the same with speculation off and on."""
 SIMILAR = 0.05
 """Speeds closer than this share are called equal."""
 
@@ -67,9 +64,9 @@ def demo(
         print(f"{WHY}\n\n{PROMPT}\n")
         for depth in (0, None):  # what only a first pass pays for, neither run should
             _run(llm, min(8, max_tokens), depth, o.Display(json=True))
-        say("--- 1 of 2: speculation off ---")
+        print("--- 1 of 2: speculation off ---", flush=True)
         off = _run(llm, max_tokens, 0, o.Display())
-        say(f"\n--- 2 of 2: speculation on, drafter {llm.drafter_name} ---")
+        print(f"\n--- 2 of 2: speculation on, drafter {llm.drafter_name} ---", flush=True)
         on = _run(llm, max_tokens, None, o.Display(show_draft=True))
     outcome = Outcome.of(off, on)
     print(outcome.table())

@@ -61,8 +61,8 @@ def generate(
 
 
 def _start(llm: LLM, text: str, chat: bool | None, params: SamplingParams) -> Iterator[Chunk]:
-    templated = llm.tokenizer.has_template if chat is None else chat
-    if templated and not llm.tokenizer.has_template:
+    templated = llm.tokenizer.has_chat if chat is None else chat
+    if templated and not llm.tokenizer.has_chat:
         raise BadInput("this model has no chat template, so --chat cannot be honoured: use --raw")
     if templated:
         return llm.stream_chat([{"role": "user", "content": text}], params)

@@ -60,7 +60,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and all warnings.", rich_help_panel=_OUTPUT)]
 AsChat = Annotated[
     bool | None,
-    typer.Option("--chat/--raw", help="Use the model's chat template, or not [default: if it has one].", rich_help_panel=_MODEL),
+    typer.Option("--chat/--raw", help="Use the model's chat template, or not (default: if it has one).", rich_help_panel=_MODEL),
 ]
 PromptFile = Annotated[
     str | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from rich.console import Console
 
@@ -63,7 +64,8 @@ class Painter:
 def paint(console: Console, pieces: Sequence[Piece]) -> None:
     """Write `pieces` with colours where the console has them, with brackets where not; never wraps or adds anything."""
     colour = has_colour(console)
-    for text, mark in pieces:
+    for mark, run in groupby(pieces, key=lambda piece: piece[1]):
+        text = "".join(text for text, _ in run)
         if mark is Mark.REJECTED:
             text = text.replace("\n", "\\n")
         if not text:

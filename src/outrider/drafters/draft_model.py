@@ -8,7 +8,7 @@ guess was never fed), and catches up after any number of idle rounds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -145,7 +145,8 @@ class DraftModel(Drafter):
 
     def _run(self, batch: Batch, nodes: Proposal, start: int | list[int], computed: list[int]) -> PassOutput:
         layout = Layout.build(batch, nodes, self.cache, start, computed)
-        out = self.decoder.forward(layout, self.cache)
+        known = layout.tokens.clamp(max=self.decoder.vocab_size - 1)  # ids past the draft's vocabulary are padding nobody writes
+        out = self.decoder.forward(replace(layout, tokens=known), self.cache)
         logits = None if out.logits is None else _fit(out.logits, self.vocab)
         return PassOutput(out.rows, None, logits, {}, layout.slots(batch))
 

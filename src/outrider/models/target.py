@@ -43,7 +43,8 @@ class ModelTarget:
             scored = layout.scored
             where = (layout.rows.request[scored], layout.rows.slot[scored])
             choice[where] = self.sampler.choose(out.logits, layout.slots(batch))
-        return Scores(choice, layout.rows, out.features, out.logits if self.needs.logits else None)
+        raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
+        return Scores(choice, layout.rows, out.features, raw if self.needs.logits else None)
 
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
         """Move the accepted path's KV to where the sequence continues. A chain is already there."""

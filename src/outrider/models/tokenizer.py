@@ -24,6 +24,11 @@ class TextTokenizer:
         self.eos_ids = frozenset(_ids(backend.eos_token_id)) | frozenset(_ids(getattr(generation, "eos_token_id", None)))
         self.has_chat = bool(backend.chat_template)
 
+    @property
+    def vocab(self) -> dict[str, int]:
+        """Token strings and their ids, as the tokenizer spells them."""
+        return dict(self._backend.get_vocab())
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds what the model frames a text with (BOS); special tokens written out in the
         text are recognised either way."""
