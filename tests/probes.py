@@ -18,7 +18,9 @@ class Replay(Drafter):
 
     name = "replay"
 
-    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], depth: int = 4, spoil: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self, answers: Mapping[tuple[int, ...], Sequence[int]], depth: int = 4, spoil: float = 0.0, seed: int = 0
+    ) -> None:
         self.answers, self.depth, self.nodes, self.spoil = answers, depth, depth, spoil
         self.rng = random.Random(seed)
 
@@ -169,7 +171,9 @@ class Exiter(Drafter):
             parts.append(out)
             if out.logits is None or out.slots is None:
                 continue
-            for b, token in zip(out.slots.request.tolist(), self.view.sampler.choose(out.logits, out.slots).tolist(), strict=True):
+            for b, token in zip(
+                out.slots.request.tolist(), self.view.sampler.choose(out.logits, out.slots).tolist(), strict=True
+            ):
                 if len(chains[b]) == level < budget.depth[b]:
                     chains[b].append(token)
             if not any(len(c) == level + 1 for c in chains):

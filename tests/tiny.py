@@ -120,9 +120,7 @@ def request(
     ids = list(prompt)
     seed = params.seed or seed
     stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset({EOS}))
-    return Request(
-        next(_ids), ids, len(ids), params, request_key(seed, ids), seed, stop_ids=stops, limit=limit, **extra
-    )
+    return Request(next(_ids), ids, len(ids), params, request_key(seed, ids), seed, stop_ids=stops, limit=limit, **extra)
 
 
 def prompts(count: int, seed: int = 0, low: int = 1, high: int = 30) -> list[list[int]]:

@@ -9,6 +9,7 @@ from . import noise, registry
 from .accept import rule
 from .config import SamplingParams
 from .control import Fixed
+from .drafters import AUTO
 from .engine import Engine
 from .errors import BadInput
 from .guard import Guard
@@ -20,11 +21,9 @@ from .text import TextStream
 from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result
 
 if TYPE_CHECKING:
-    from .models.tokenizer import TextTokenizer
+    pass
 
 Prompt = str | Sequence[int]
-AUTO = "ngram"
-"""What `draft="auto"` picks while no trained drafter is at hand: it needs no weights and stays silent where it has no guess."""
 
 
 class LLM:
@@ -69,7 +68,9 @@ class LLM:
     def _pick(self, draft: str) -> str:
         if draft != "auto":
             return draft
-        self.notices.append(f"draft=auto picked {AUTO}: prompt lookup needs no weights; it guesses only where the text repeats itself")
+        self.notices.append(
+            f"draft=auto picked {AUTO}: prompt lookup needs no weights; it guesses only where the text repeats itself"
+        )
         return AUTO
 
     @property
@@ -148,7 +149,8 @@ class LLM:
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check(ids, params)
+        bad_words = self._bad_words(params.bad_words)
+        self._check(ids, params, bad_words)
         seed = noise.fresh_seed() if params.seed is None else params.seed
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.tokenizer.eos_ids))
         self._count += 1
@@ -160,13 +162,13 @@ class LLM:
             key=noise.request_key(seed, ids),
             seed=seed,
             stop_ids=frozenset(stops),
-            bad_words=self._bad_words(params.bad_words),
+            bad_words=bad_words,
             limit=self.max_model_len - len(ids),
             rule=self.accept.name,
             text=TextStream(self.tokenizer, params.stops, params.include_stop_str_in_output, params.skip_special_tokens),
         )
 
-    def _check(self, ids: list[int], params: SamplingParams) -> None:
+    def _check(self, ids: list[int], params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> None:
         if not ids:
             raise BadInput("the prompt is empty; give at least one token")
         vocab = self._target.vocab_size
@@ -178,7 +180,7 @@ class LLM:
                 f"the prompt has {len(ids)} tokens, but the context of {self.name} holds {self.max_model_len}, answer included; "
                 "shorten the prompt or raise max_model_len"
             )
-        self._target.sampler.check(params)
+        self._target.sampler.check(params, bad_words)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Token sequences to avoid: each word at the start of a text and after a space."""

@@ -106,7 +106,9 @@ def pick_length(asked: int | None, decoder: Decoder) -> int:
     if asked is None:
         return decoder.max_len
     if not 2 <= asked <= decoder.max_len:
-        raise BadInput(f"max_model_len must be between 2 and {decoder.max_len} (the context {decoder.name} was trained for), got {asked}")
+        raise BadInput(
+            f"max_model_len must be between 2 and {decoder.max_len} (the context {decoder.name} was trained for), got {asked}"
+        )
     return asked
 
 

@@ -44,7 +44,15 @@ class Outcome:
         piece = request.text.pop(finish is not Finish.RUNNING) if request.text is not None else ""
         rejected = self._rejected(b, kept)
         item = Committed(
-            request, tuple(fresh[:used]), tuple(origins), len(offered), sum(o != NONE for o in origins), depths, rejected, piece, finish
+            request,
+            tuple(fresh[:used]),
+            tuple(origins),
+            len(offered),
+            sum(o != NONE for o in origins),
+            depths,
+            rejected,
+            piece,
+            finish,
         )
         metrics.add(request.stats, item)
         return item

@@ -166,7 +166,7 @@ def _penalise_rows(z: Tensor, slots: Slots, processors: Sequence[Processors]) ->
     known = [p.history.known() if p.params.penalised else (none, none) for p in processors]
     counts = _spread(known, z)[slots.request]
     seen = _spread([(ids, np.ones(len(ids))) for ids, _ in known], z)[slots.request]
-    drafted = _in_path(slots) & (slots.path < z.shape[1])
+    drafted = (slots.path >= 0) & (slots.path < z.shape[1])  # padding is NONE
     token, once = torch.where(drafted, slots.path, 0), drafted.to(z.dtype)
     counts, seen = counts.scatter_add(1, token, once), seen.scatter_add(1, token, once)
     repetition = column([p.params.repetition_penalty for p in processors], slots, z.dtype)
@@ -174,12 +174,6 @@ def _penalise_rows(z: Tensor, slots: Slots, processors: Sequence[Processors]) ->
     presence = column([p.params.presence_penalty for p in processors], slots, z.dtype)
     z = torch.where(seen > 0, torch.where(z > 0, z / repetition, z * repetition), z)
     return z - counts * frequency - (counts > 0) * presence
-
-
-def _in_path(slots: Slots) -> Tensor:
-    """`[S, D]`: which entries of `slots.path` are tokens and not padding."""
-    columns = torch.arange(slots.path.shape[1], device=slots.path.device)
-    return (columns < slots.depth[:, None]) & (slots.path >= 0)
 
 
 def _forbidden(z: Tensor, slots: Slots, processors: Sequence[Processors]) -> Tensor | None:

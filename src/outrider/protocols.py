@@ -16,6 +16,7 @@ from torch import Tensor
 from .config import SamplingParams
 from .types import Batch, Budget, PassOutput, Proposal, Request, Scores, Slots, StepEvent, Verdict
 
+
 @dataclass(frozen=True, slots=True)
 class KVNeed:
     """KV memory a drafter wants in the target's pool, under the target's own block ids."""
@@ -74,7 +75,7 @@ class Sampler(Protocol):
 
     def scores(self, logits: Tensor, slots: Slots) -> Tensor: ...
     def choose(self, logits: Tensor, slots: Slots) -> Tensor: ...
-    def check(self, params: SamplingParams) -> None: ...
+    def check(self, params: SamplingParams, bad_words: Sequence[Sequence[int]] = ()) -> None: ...
     def release(self, request: Request) -> None: ...
 
 

@@ -205,9 +205,7 @@ class Proposal:
         )
 
     @classmethod
-    def trees(
-        cls, nodes: list[list[tuple[int, int]]], device: torch.device | str = "cpu", source: int = 0
-    ) -> Proposal:
+    def trees(cls, nodes: list[list[tuple[int, int]]], device: torch.device | str = "cpu", source: int = 0) -> Proposal:
         """One tree per request, as `(token, parent column)` pairs with parents first."""
         widths = tuple(len(t) for t in nodes)
         n = max(widths, default=0)

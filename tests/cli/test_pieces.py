@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.cli.painter import Painter
 from outrider.cli.pieces import Mark, Pieces
 from outrider.types import NONE, Chunk
 
@@ -65,3 +69,13 @@ def test_pieces_add_up_to_the_text_whatever_is_held_back(rounds, data):
     found += pieces.split(written[shown:])
     kept = [(c, mark) for text, mark in found if mark is not Mark.REJECTED for c in text]
     assert kept == list(zip(written, marks, strict=True))
+
+
+def test_a_reader_that_went_away_is_left_to_the_command(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        Painter(chars).show(chunk("a", [97], 0))

@@ -25,7 +25,9 @@ def registered() -> dict[str, Maker]:
     makers: dict[str, Maker] = {}
     for name in registry.names():
         config = getattr(registry.get(name), "Config", None)
-        required = [f for f in dataclasses.fields(config) if f.default is f.default_factory is dataclasses.MISSING] if config else []
+        required = (
+            [f for f in dataclasses.fields(config) if f.default is f.default_factory is dataclasses.MISSING] if config else []
+        )
         if required and name not in SPECIAL:
             raise AssertionError(f"drafter {name!r} needs {[f.name for f in required]}: add a tiny one to SPECIAL in {__file__}")
         makers |= SPECIAL.get(name, {name: _named(name)})

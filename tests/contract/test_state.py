@@ -109,7 +109,13 @@ def test_rows_do_not_care_who_shares_the_pass_in_fp32() -> None:
 def _path_scores(world, made, trees, tokens):
     live = [r for b, r in enumerate(made) if b == 0 or trees.widths[b]]
     picked = [b for b, r in enumerate(made) if r in live]
-    nodes = Proposal(trees.tokens[picked], trees.parents[picked], trees.sizes[picked], trees.source[picked], tuple(trees.widths[b] for b in picked))
+    nodes = Proposal(
+        trees.tokens[picked],
+        trees.parents[picked],
+        trees.sizes[picked],
+        trees.source[picked],
+        tuple(trees.widths[b] for b in picked),
+    )
     for request in live:
         world.cache.reserve(request, len(request.tokens) + 8)
     batch = Batch(tuple(live), (1,) * len(live), (True,) * len(live), (8,) * len(live))
@@ -117,7 +123,8 @@ def _path_scores(world, made, trees, tokens):
     out = world.decoder.forward(layout, world.cache, by_rows=True)
     paths, depth = tree.path_tokens(nodes)
     rows = [0] + [
-        next(r for r in range(1, 1 + nodes.widths[0]) if paths[0, r, : depth[0, r]].tolist() == tokens[: i + 1]) for i in range(len(tokens))
+        next(r for r in range(1, 1 + nodes.widths[0]) if paths[0, r, : depth[0, r]].tolist() == tokens[: i + 1])
+        for i in range(len(tokens))
     ]
     return out.logits[rows]
 

@@ -35,9 +35,7 @@ OPTIONS: dict[str, SamplingParams] = {
 
 
 def requests(params: SamplingParams, prompts: Sequence[Sequence[int]] = PROMPTS, seed: int = 11) -> list:
-    return [
-        tiny.request(p, replace(params, seed=seed + i), bad_words=((7,), (3, 8))) for i, p in enumerate(prompts)
-    ]
+    return [tiny.request(p, replace(params, seed=seed + i), bad_words=((7,), (3, 8))) for i, p in enumerate(prompts)]
 
 
 @memo

@@ -22,6 +22,16 @@ LEGEND = (
 )
 
 
+class Paper(Console):
+    """Standard output, without highlighting. A reader that went away is an error like any other: rich would exit on the spot."""
+
+    def __init__(self) -> None:
+        super().__init__(file=sys.stdout, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def has_colour(console: Console) -> bool:
     """False for pipes and files, for dumb terminals and under NO_COLOR."""
     return console.is_terminal and console.color_system is not None and not console.no_color
@@ -34,7 +44,7 @@ class Painter:
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], marks: bool = False, silent: bool = False) -> None:
-        self._console = Console(file=sys.stdout, highlight=False)
+        self._console = Paper()
         self._pieces = Pieces(decode) if marks and not silent else None
         self._silent = silent
         self.shown = ""
@@ -81,7 +91,8 @@ def paint(console: Console, pieces: Sequence[Piece]) -> None:
 def paint_legend() -> None:
     """Say on stderr what the marks on stdout mean."""
     err = Console(stderr=True, highlight=False)
-    colour = has_colour(Console(file=sys.stdout))
+    colour = has_colour(Paper())
     for mark, look, plain, meaning in LEGEND:
-        err.out(f"{look if colour else plain}: {meaning}", style=STYLES[mark] if colour else None, end="  ")
+        err.out(f"{look if colour else plain}: {meaning}", style=STYLES[mark] if colour else None, end="")
+        err.out("   ", end="")
     err.out("")

@@ -117,7 +117,9 @@ class DraftModel(Drafter):
             return False
         memory = self._memory.setdefault(request.id, Memory())
         fresh = request.tokens[memory.computed :]
-        same = next((i for i, (a, b) in enumerate(zip(memory.ran, fresh, strict=False)) if a != b), min(len(memory.ran), len(fresh)))
+        same = next(
+            (i for i, (a, b) in enumerate(zip(memory.ran, fresh, strict=False)) if a != b), min(len(memory.ran), len(fresh))
+        )
         memory.computed = min(memory.computed + same, len(request.tokens) - 1)
         memory.ran = []
         return True
@@ -131,7 +133,9 @@ class DraftModel(Drafter):
             if max(missing) <= _CHUNK:
                 break
             feed = tuple(min(_CHUNK, m - 1) for m in missing)
-            self._run(self._batch(requests, feed, False), Proposal.empty(len(requests), self.decoder.device), 0, _computed(memories))
+            self._run(
+                self._batch(requests, feed, False), Proposal.empty(len(requests), self.decoder.device), 0, _computed(memories)
+            )
             for memory, count in zip(memories, feed, strict=True):
                 memory.computed += count
         sub, computed = self._batch(requests, tuple(missing), True), _computed(memories)

@@ -22,7 +22,16 @@ NAME = "outrider"
 """The name under which `attend` is registered."""
 
 _HARMLESS = frozenset(
-    ("position_ids", "use_cache", "cache", "past_key_values", "output_attentions", "is_causal", "logits_to_keep", "cache_position")
+    (
+        "position_ids",
+        "use_cache",
+        "cache",
+        "past_key_values",
+        "output_attentions",
+        "is_causal",
+        "logits_to_keep",
+        "cache_position",
+    )
 )
 
 
@@ -101,9 +110,7 @@ def _span(state: Pass, span: Span, layer: int, query: Tensor, how: tuple[int | N
     return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale, enable_gqa=grouped)
 
 
-def _by_rows(
-    state: Pass, span: Span, qkv: tuple[Tensor, Tensor, Tensor], window: int | None, scale: float | None
-) -> Tensor:
+def _by_rows(state: Pass, span: Span, qkv: tuple[Tensor, Tensor, Tensor], window: int | None, scale: float | None) -> Tensor:
     """Row by row, in position order: the shape of every product depends on the row's own position alone."""
     query, keys, values = qkv
     assert state.layout is not None

@@ -177,7 +177,9 @@ def refuse(model: PreTrainedModel, name: str) -> None:
     """Raise `UnsupportedModel` for what the config already tells cannot be exact."""
     config, kind = model.config.get_text_config(), type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
-        raise UnsupportedModel(f"{name}: {kind} does not let its attention be replaced; pick a model that declares attention backends")
+        raise UnsupportedModel(
+            f"{name}: {kind} does not let its attention be replaced; pick a model that declares attention backends"
+        )
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(f"{name}: {kind} is an encoder-decoder model; only decoder-only models are supported so far")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
