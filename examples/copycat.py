@@ -22,7 +22,7 @@ class Copycat(Drafter):
 
     def propose(self, batch, budget):
         guesses = []
-        for request, depth in zip(batch.requests, budget.depth):
+        for request, depth in zip(batch.requests, budget.depth, strict=True):
             tokens = request.tokens
             for i in range(self.seen.get(request.id, 1), len(tokens)):
                 self.after[tokens[i - 1]][tokens[i]] += 1

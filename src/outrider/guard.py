@@ -37,21 +37,20 @@ class Guard:
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """The drafter's guesses if they are sound, else none."""
-        empty = Proposal.empty(len(batch), self._device)
         if not self.working or not budget.any:
-            return empty
+            return Proposal.empty(len(batch), self._device)
         try:
             proposal = self.drafter.propose(batch, budget)
             sound = self._sound(proposal, batch)
         except Exception as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
-            return empty
+            return Proposal.empty(len(batch), self._device)
         if sound:
             return proposal
         self._strikes += 1
         if self._strikes >= _PATIENCE:
             self._stop(f"it made {_PATIENCE} unsound proposals (tokens outside the vocabulary, or a malformed tree)")
-        return empty
+        return Proposal.empty(len(batch), self._device)
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Let the drafter see the round."""
@@ -71,7 +70,7 @@ class Guard:
 
     def _sound(self, proposal: Proposal, batch: Batch) -> bool:
         fits = all(w <= room for w, room in zip(proposal.widths, batch.room, strict=True))
-        return fits and bool(tree.validate(proposal, self._vocab).all())
+        return fits and (proposal.columns == 0 or bool(tree.validate(proposal, self._vocab).all()))
 
     def _stop(self, why: str) -> None:
         self.reason = f"drafter {self.name!r} was switched off: {why}"

@@ -8,76 +8,96 @@ from .protocols import Tokenizer
 
 REPLACEMENT = "\ufffd"
 _WINDOW = 6
-"""Tokens of context decoded with each new piece, so that spaces and merges come out as in the whole text."""
+"""Tokens of context, at least, that are decoded with each new one, so that spaces and merges come out as in the whole text."""
+_UNFINISHED = 3
+"""A UTF-8 character has up to four bytes: so many replacement marks at the end may be its beginning."""
 
 
 class TextStream:
-    """The text of one request as it grows.
+    """The text of one request as it grows, one token at a time, so that it does not depend on how tokens arrived.
 
     `push` takes tokens in order and says after how many of them a stop string was complete (all of them if none was): a stop string ends
-    the text at the first token that completes it, however the tokens arrived. `pop` gives the text that may be shown by now.
+    the text at the first token that completes it. `pop` gives the text that may be shown by now. Both take a time that does not
+    depend on the length of the text.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, stops: Sequence[str] = (), include_stop: bool = False, skip_special: bool = True
     ) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._longest = max(map(len, self._stops), default=0)
         self._include, self._skip = include_stop, skip_special
-        self._ids: list[int] = []
-        self._anchor = self._read = 0
-        self._text, self._shown = "", 0
+        self._window: list[int] = []  # the last tokens, their text, and how much of it has been taken over
+        self._context, self._taken = "", 0
+        self._shown: list[str] = []
+        self._open = ""  # not shown yet
         self.stopped: str | None = None
 
     @property
     def text(self) -> str:
         """All text so far, cut at the stop string."""
-        return self._text
+        return "".join(self._shown) + self._open
 
     def push(self, tokens: Sequence[int], last: bool = False) -> int:
         """Append `tokens`; returns how many were used before a stop string ended the text. `last` flushes what was held back
         for want of the rest of a character."""
-        groups = [[t] for t in tokens] if self._stops else ([list(tokens)] if tokens else [])
-        used = 0
-        for group in groups:
-            self._ids += group
-            used += len(group)
-            self._decode(flush=False)
-            if self._cut():
+        if self.stopped is not None:
+            return 0
+        for used, token in enumerate(tokens, 1):
+            if self._append(self._decode(token)):
                 return used
         if last:
-            self._decode(flush=True)
-            self._cut()
-        return used
+            self._append(self._context[self._taken :])
+            self._taken = len(self._context)
+        return len(tokens)
 
     def pop(self, last: bool = False) -> str:
         """Text not shown yet, short of anything that may turn out to be the beginning of a stop string."""
-        end = len(self._text) if last or self.stopped is not None else len(self._text) - self._held()
-        piece = self._text[self._shown : end]
-        self._shown = max(self._shown, end)
+        end = len(self._open) if last or self.stopped is not None else len(self._open) - self._held()
+        piece, self._open = self._open[:end], self._open[end:]
+        if piece:
+            self._shown.append(piece)
         return piece
 
-    def _decode(self, flush: bool) -> None:
-        before = self._tokenizer.decode(self._ids[self._anchor : self._read], self._skip)
-        now = self._tokenizer.decode(self._ids[self._anchor :], self._skip)
-        if now.endswith(REPLACEMENT) and not flush:
-            return
-        self._text += now[len(before) :]
-        self._read = len(self._ids)
-        self._anchor = max(0, self._read - _WINDOW)
+    def _decode(self, token: int) -> str:
+        """What `token` adds to the text: nothing while its last character is unfinished."""
+        window = [*self._window, token]
+        text = self._tokenizer.decode(window, self._skip)
+        unfinished = next(n for n in range(_UNFINISHED, -1, -1) if text.endswith(REPLACEMENT * n))
+        if text and text == self._context and not unfinished:
+            return ""  # a token without text (a special one): it must not push the others out of the window
+        end = max(self._taken, len(text) - unfinished)
+        piece = text[self._taken : end]
+        self._window, self._context, self._taken = window, text, end
+        if len(window) > _WINDOW and len(window) % _WINDOW == 0:
+            self._shorten()
+        return piece
 
-    def _cut(self) -> bool:
-        """Look for a stop string; the earliest in the text wins, the longest of those that begin there."""
-        found = [(at, -len(s), s) for s in self._stops if (at := self._text.find(s)) >= 0]
+    def _shorten(self) -> None:
+        """Forget old tokens of the window, where what is left reads as it did: not in the middle of a character."""
+        for start in range(len(self._window) - _WINDOW, 0, -1):
+            text = self._tokenizer.decode(self._window[start:], self._skip)
+            gone = len(self._context) - len(text)
+            if self._context.endswith(text) and gone <= self._taken and bool(text) == bool(self._context):
+                self._window, self._context, self._taken = self._window[start:], text, self._taken - gone
+                return
+
+    def _append(self, piece: str) -> bool:
+        """Add to the text and look for a stop string that ends in `piece`; the earliest in the text wins, the longest of those
+        that begin there."""
+        begin = max(0, len(self._open) - self._longest + 1)
+        self._open += piece
+        found = [(at, -len(s), s) for s in self._stops if (at := self._open.find(s, begin)) >= 0]
         if not found:
             return False
         at, _, stop = min(found)
         self.stopped = stop
-        self._text = self._text[: at + (len(stop) if self._include else 0)]
+        self._open = self._open[: at + (len(stop) if self._include else 0)]
         return True
 
     def _held(self) -> int:
-        longest = max((len(s) for s in self._stops), default=1) - 1
-        for n in range(min(longest, len(self._text)), 0, -1):
-            if any(s.startswith(self._text[-n:]) for s in self._stops):
+        """How many characters at the end may be the beginning of a stop string. A match can thus never begin in shown text."""
+        for n in range(min(self._longest - 1, len(self._open)), 0, -1):
+            if any(s.startswith(self._open[-n:]) for s in self._stops):
                 return n
         return 0

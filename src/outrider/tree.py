@@ -90,12 +90,14 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     tokens, parents, sizes = proposal.tokens, proposal.parents, proposal.sizes
     idle = ~used(sizes, columns)
     column = torch.arange(columns, device=device)
-    node = (parents >= ROOT) & (parents < column) & (tokens >= 0) & (tokens < vocab_size) & (proposal.source >= PROBE)
+    node = (tokens >= 0) & (tokens < vocab_size) & (proposal.source >= PROBE)
+    widths = torch.tensor(proposal.widths, dtype=torch.int64, device=device)
+    fits = (sizes >= 0) & (sizes <= widths)
+    if proposal.linear:
+        return fits & (node & (parents == column - 1) | idle).all(1)
+    node &= (parents >= ROOT) & (parents < column)
     sibling = ((parents + 1) * vocab_size + tokens).where(~idle, -1 - column).sort(1).values
-    sound = (node | idle).all(1) & (sibling[:, 1:] != sibling[:, :-1]).all(1)
-    widths = torch.tensor(proposal.widths, dtype=torch.int64).to(device, non_blocking=True)
-    sound &= (sizes >= 0) & (sizes <= widths)
-    return sound & is_chain(parents, sizes) if proposal.linear else sound
+    return fits & (node | idle).all(1) & (sibling[:, 1:] != sibling[:, :-1]).all(1)
 
 
 def merge(proposals: Sequence[Proposal]) -> tuple[Proposal, list[Tensor]]:

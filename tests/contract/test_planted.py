@@ -29,6 +29,12 @@ from .test_text import OPTIONS, PROMPTS, answers, plain, requests
 Patch = pytest.MonkeyPatch
 
 
+@pytest.fixture(autouse=True)
+def vectorised(monkeypatch: Patch) -> None:
+    """Judge with the vectorised rule, whose pieces are broken below (on CPU its plain twin would)."""
+    monkeypatch.setattr(coupled, "walk", coupled.vectorised)
+
+
 def differs(option: str, *names: str, seeds: int = 1) -> bool:
     """Whether the contract's comparison notices: a changed text, or a crash of the run."""
     for name in names:
@@ -130,7 +136,7 @@ def test_penalties_of_a_sibling(monkeypatch: Patch) -> None:
 
 def test_min_tokens_counts_rounds(monkeypatch: Patch) -> None:
     """The length seen by min_tokens leaves out the guesses before the slot."""
-    params = SamplingParams(temperature=1.0, min_tokens=9, max_tokens=28, logit_bias={tiny.EOS: 100.0}, seed=11)
+    params = SamplingParams(temperature=0.0, min_tokens=9, max_tokens=28, logit_bias={tiny.EOS: 100.0}, seed=11)
 
     def lengths() -> tuple[int, int]:
         first, second = (tiny.request(PROMPTS[0], params) for _ in range(2))
@@ -139,7 +145,7 @@ def test_min_tokens_counts_rounds(monkeypatch: Patch) -> None:
         return len(first.output), len(second.output)
 
     assert lengths() == (10, 10)
-    _slots(monkeypatch, lambda s: replace(s, depth=torch.zeros_like(s.depth)))  # type: ignore[attr-defined, type-var]
+    _slots(monkeypatch, lambda s: replace(s, position=s.position - s.depth))  # type: ignore[attr-defined, type-var]
     assert lengths() != (10, 10)
 
 

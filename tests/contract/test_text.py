@@ -10,6 +10,7 @@ from functools import cache as memo
 import pytest
 
 from outrider import registry
+from outrider.accept import coupled
 from outrider.config import SamplingParams
 
 from .. import probes, tiny
@@ -52,10 +53,11 @@ def answers(option: str, family: str = "llama", seed: int = 11) -> dict[tuple[in
     return {tuple(p): a for p, a in zip(PROMPTS, plain(option, family, seed), strict=True)}
 
 
-@pytest.mark.parametrize("cache", ["paged", "slots"])
+@pytest.mark.parametrize(("cache", "form"), [("paged", "walk"), ("slots", "vectorised")])
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("name", every())
-def test_ragged_batch_equals_plain(name: str, option: str, cache: str) -> None:
+def test_ragged_batch_equals_plain(name: str, option: str, cache: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coupled, "walk", getattr(coupled, form))
     drafter = every()[name](answers(option))
     made = requests(OPTIONS[option])
     assert tuple(map(tuple, tiny.World(cache=cache).run(drafter, made))) == plain(option)

@@ -94,8 +94,11 @@ class Layout:
 
     def slots(self, batch: Batch) -> Slots:
         """Where the scored rows stand, for processors and noise."""
-        request, slot = self.rows.request[self.scored], self.rows.slot[self.scored]
-        position = self.rows.position[self.scored] + 1
+        request, slot, position = self.rows.request, self.rows.slot, self.rows.position + 1
+        if len(self.scored) < len(request):
+            request, slot, position = request[self.scored], slot[self.scored], position[self.scored]
+        if self.proposal.columns == 0:
+            return Slots(batch.requests, request, position, self.proposal.tokens[:1].expand(len(slot), 0), slot)
         if self.linear:
             columns = torch.arange(self.proposal.columns, device=slot.device)
             path = self.proposal.tokens[request].masked_fill(columns >= slot[:, None], NONE)

@@ -38,13 +38,22 @@ class ModelTarget:
             layers = range(resume.layer, self.decoder.num_layers)
             states = _states(resume, layout)
             out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
-        choice = torch.full((len(batch), proposal.columns + 1), NONE, dtype=torch.int64, device=self.device)
-        if out.logits is not None:
-            scored = layout.scored
-            where = (layout.rows.request[scored], layout.rows.slot[scored])
-            choice[where] = self.sampler.choose(out.logits, layout.slots(batch))
+        choice = self._choices(batch, layout, out.logits)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
         return Scores(choice, layout.rows, out.features, raw if self.needs.logits else None)
+
+    def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None) -> Tensor:
+        """`[B, N + 1]` tokens by request and slot, NONE where no row was scored."""
+        shape = (len(batch), layout.proposal.columns + 1)
+        if logits is None:
+            return torch.full(shape, NONE, dtype=torch.int64, device=self.device)
+        slots = layout.slots(batch)
+        chosen = self.sampler.choose(logits, slots)
+        if len(chosen) == shape[0] * shape[1]:  # rows go by request and slot, so nothing is missing
+            return chosen.view(shape)
+        choice = torch.full(shape, NONE, dtype=torch.int64, device=self.device)
+        choice[slots.request, layout.rows.slot[layout.scored]] = chosen
+        return choice
 
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
         """Move the accepted path's KV to where the sequence continues. A chain is already there."""
