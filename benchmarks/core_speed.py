@@ -2,9 +2,9 @@
 
     python benchmarks/core_speed.py --json benchmarks/results/core_cpu.json
 
-Rounds of the compared things are interleaved and medians taken, so that a machine that slows down slows both. Five parts: a pass by
-width; plain decoding against transformers' `generate`; the share of a round outside model passes; repetitive work with prompt lookup
-against plain; the time from process start to the first token.
+Rounds of the compared things are interleaved and medians taken, so that a machine that slows down slows both. Five parts: a
+pass by width; plain decoding against transformers' `generate`; the share of a round outside model passes; repetitive work with
+prompt lookup against plain; the time from process start to the first token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from outrider.models import weights
 from outrider.models.layout import Layout
 from outrider.types import Batch, Proposal
 
-CODE = '''def load_users(path):
+CODE = """def load_users(path):
     users = []
     with open(path) as file:
         for line in file:
@@ -51,7 +51,7 @@ def by_city(users):
     for user in users:
         cities.setdefault(user["city"], []).append(user)
     return cities
-'''
+"""
 REPORT = """Order 1042 was placed by Maria Lindholm on 3 March 2025 and shipped to Gothenburg on 5 March 2025.
 Order 1043 was placed by Peter Novak on 4 March 2025 and shipped to Brno on 7 March 2025.
 Order 1044 was placed by Aisha Rahman on 4 March 2025 and shipped to Leeds on 6 March 2025.
@@ -174,7 +174,8 @@ def outside(llm: LLM, repeats: int) -> dict[str, Any]:
         for i in range(repeats + 1):
             for prompt in (REPETITIVE["edit"], PROSE[0]):
                 with Passes(llm) as passes:
-                    seconds = clock(lambda prompt=prompt, params=params: llm.chat([{"role": "user", "content": prompt}], params))
+                    messages = [{"role": "user", "content": prompt}]
+                    seconds = clock(lambda messages=messages, params=params: llm.chat(messages, params))
                 if i:
                     shares.append(1 - passes.seconds / seconds)
         out[name] = {"share": round(median(shares), 4), "quartiles": spread(shares)}
@@ -228,7 +229,8 @@ def first_token(repeats: int) -> dict[str, Any]:
 
 def provenance() -> dict[str, Any]:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in info if "model name" in line), "")
     return {
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit,

@@ -20,7 +20,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.engine import Engine
 from outrider.guard import Guard
 from outrider.loading import start_for
-from outrider.models.hf import Decoder
+from outrider.models.hf import Decoder, truncate
 from outrider.models.target import ModelTarget
 from outrider.noise import request_key
 from outrider.protocols import Drafter
@@ -30,25 +30,25 @@ from outrider.types import Finish, Request
 
 VOCAB = 48
 EOS = 1
-_SHAPE: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=512,
-    initializer_range=0.35,
-    bos_token_id=0,
-    eos_token_id=EOS,
-    pad_token_id=0,
-)
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.35,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "qwen3": ("Qwen3", {}),
-    "mistral": ("Mistral", dict(sliding_window=16)),
-    "gemma3": ("Gemma3Text", dict(sliding_window=12, query_pre_attn_scalar=8, layer_types=None)),
+    "mistral": ("Mistral", {"sliding_window": 16}),
+    "gemma3": ("Gemma3Text", {"sliding_window": 12, "query_pre_attn_scalar": 8, "layer_types": None}),
 }
 
 
@@ -145,8 +145,6 @@ def draft_model(layers: int = 2, family: str = "llama", vocab: int = VOCAB, **co
 @memo
 def decoder_first(family: str, layers: int, vocab: int = VOCAB) -> Decoder:
     """The first layers of the tiny target, with the target's own weights (vocabulary padded or cut to `vocab`)."""
-    from outrider.drafters.draft_model import truncate
-
     whole = model(family)
     if vocab != VOCAB:
         whole.resize_token_embeddings(vocab, mean_resizing=False)

@@ -1,4 +1,4 @@
-"""The loop. A chain is a tree that never branches, plain decoding is an empty proposal, prefill is scoring more pending tokens."""
+"""The loop. A chain is a tree that never branches, plain decoding an empty proposal, prefill a scoring of more pending tokens."""
 
 from __future__ import annotations
 

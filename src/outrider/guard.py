@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 from . import tree
-from .errors import OutriderWarning
+from .errors import OutriderError, OutriderWarning
 from .protocols import Drafter, Start
-from .types import Batch, Budget, Proposal, Request, Scores, Verdict
+from .types import ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
 
 _PATIENCE = 3
 """Unsound proposals (bad tokens, bad tree) before a drafter is switched off; an exception does it at once."""
@@ -31,9 +32,14 @@ class Guard:
         return self.reason is None
 
     def start(self, start: Start) -> None:
-        """Start the drafter; a mismatch is the user's to mend and is raised."""
-        self.drafter.start(start)
+        """Start the drafter; what is the user's to mend (a mismatch, a missing model) is raised."""
         self._device = start.device
+        try:
+            self.drafter.start(start)
+        except OutriderError:
+            raise
+        except Exception as error:
+            self._stop(f"it failed to start with {type(error).__name__}: {error}")
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """The drafter's guesses if they are sound, else none."""
@@ -41,15 +47,17 @@ class Guard:
             return Proposal.empty(len(batch), self._device)
         try:
             proposal = self.drafter.propose(batch, budget)
-            sound = self._sound(proposal, batch)
+            sound = self._sound(proposal, batch, budget)
         except Exception as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return Proposal.empty(len(batch), self._device)
         if sound:
-            return proposal
+            return _tidy(proposal) if proposal.columns else Proposal.empty(len(batch), self._device)
         self._strikes += 1
         if self._strikes >= _PATIENCE:
-            self._stop(f"it made {_PATIENCE} unsound proposals (tokens outside the vocabulary, or a malformed tree)")
+            self._stop(
+                f"it made {_PATIENCE} unsound proposals (tokens outside the vocabulary, a malformed tree, or more than asked for)"
+            )
         return Proposal.empty(len(batch), self._device)
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
@@ -68,10 +76,24 @@ class Guard:
         except Exception as error:
             self._stop(f"it failed while releasing a request with {type(error).__name__}: {error}")
 
-    def _sound(self, proposal: Proposal, batch: Batch) -> bool:
-        fits = all(w <= room for w, room in zip(proposal.widths, batch.room, strict=True))
+    def _sound(self, proposal: object, batch: Batch, budget: Budget) -> bool:
+        if not isinstance(proposal, Proposal) or not isinstance(proposal.resume, Resume | None):
+            return False
+        if len(proposal.widths) != len(batch) or not all(isinstance(w, int) for w in proposal.widths):
+            return False
+        limits = zip(proposal.widths, batch.room, budget.nodes, strict=True)
+        fits = all(w <= min(room, nodes) for w, room, nodes in limits) and proposal.tokens.device.type == self._device.type
         return fits and (proposal.columns == 0 or bool(tree.validate(proposal, self._vocab).all()))
 
     def _stop(self, why: str) -> None:
+        if not self.working:
+            return
         self.reason = f"drafter {self.name!r} was switched off: {why}"
         warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)
+
+
+def _tidy(proposal: Proposal) -> Proposal:
+    """Columns not in use may hold anything, but where `widths` is only a bound they enter the pass: give them a token that
+    exists."""
+    live = tree.used(proposal.sizes, proposal.columns)
+    return replace(proposal, tokens=proposal.tokens.where(live, 0), parents=proposal.parents.where(live, ROOT))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -64,6 +66,7 @@ class LLM:
         self.engine = Engine(parts.target, self._drafter, scheduler, accept_rule, Fixed(drafter))
         self.accept, self._count = accept_rule, 0
         self._current: Request | None = None
+        self._inboxes: dict[int, deque[Committed]] = {}
 
     def _pick(self, draft: str) -> str:
         if draft != "auto":
@@ -101,28 +104,38 @@ class LLM:
             for request in requests:
                 self.engine.add(request)
             while any(r.finish is Finish.RUNNING for r in requests):
-                self.engine.step()
+                self._step()
         finally:
             self.engine.abort(requests)
         return [self._result(r, p) for r, p in zip(requests, many, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Complete one prompt, yielding each round as it comes; the last chunk carries the `Result`. Closing the iterator, or Ctrl-C,
-        stops the request within a round (`interrupt` then tells how far it got)."""
+        """Complete one prompt, yielding each round as it comes; the last chunk carries the `Result`. Closing the iterator, or
+        Ctrl-C, stops the request within a round (`interrupt` then tells how far it got)."""
         request = self._request(prompt, params or SamplingParams())
         self._current = request
         return self._rounds(request, prompt)
 
     def _rounds(self, request: Request, prompt: Prompt) -> Iterator[Chunk]:
         self.engine.add(request)
+        inbox = self._inboxes[request.id] = deque[Committed]()
         try:
-            while request.finish is Finish.RUNNING:
-                event = self.engine.step()
-                mine = [c for c in event.committed if c.request is request] if event is not None else []
-                for item in mine:
-                    yield _chunk(item, self._result(request, prompt) if request.finish is not Finish.RUNNING else None)
+            while request.finish is Finish.RUNNING or inbox:
+                if not inbox:
+                    self._step()
+                while inbox:
+                    item = inbox.popleft()
+                    yield _chunk(item, self._result(request, prompt) if item.finish is not Finish.RUNNING else None)
         finally:
             self.engine.abort([request])
+            del self._inboxes[request.id]
+
+    def _step(self) -> None:
+        """One round; what it committed goes to the streams that are open, whoever asked for the round."""
+        event = self.engine.step()
+        for item in event.committed if event is not None else ():
+            if item.request.id in self._inboxes:
+                self._inboxes[item.request.id].append(item)
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
         """Answer a conversation (`[{"role": ..., "content": ...}, ...]`) through the model's chat template."""
@@ -148,7 +161,7 @@ class LLM:
         self.engine.abort([*scheduler.running, *scheduler.waiting])
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
         bad_words = self._bad_words(params.bad_words)
         self._check(ids, params, bad_words)
         seed = noise.fresh_seed() if params.seed is None else params.seed
@@ -172,7 +185,7 @@ class LLM:
         if not ids:
             raise BadInput("the prompt is empty; give at least one token")
         vocab = self._target.vocab_size
-        wrong = next((i for i in ids if not isinstance(i, int) or not 0 <= i < vocab), None)
+        wrong = next((i for i in ids if not 0 <= i < vocab), None)
         if wrong is not None:
             raise BadInput(f"prompt token {wrong!r} is not in the vocabulary of {self.name} (0 to {vocab - 1})")
         if len(ids) >= self.max_model_len:
@@ -206,11 +219,18 @@ class LLM:
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if not prompts:
+    if len(prompts) == 0:
         raise BadInput("no prompts; give at least one")
     if all(isinstance(p, int) for p in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError as error:
+        raise BadInput(f"a prompt is text or a list of token ids, got {str(prompt)[:80]}") from error
 
 
 def _chunk(item: Committed, result: Result | None) -> Chunk:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .models.tokenizer import TextTokenizer
 
 BLOCK = 64
+CACHES = ("paged", "slots")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 _KV_SHARE = {"cpu": 0.25, "cuda": 0.8}
 """Share of free memory the KV pool may take."""
@@ -53,6 +54,7 @@ class Parts:
 
 def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) -> Parts:
     """Load the model, size its KV memory, and prepare what the drafter needs."""
+    check(setup)
     device, dtype = pick_device(setup.device), pick_dtype(setup.dtype, setup.device)
     loaded = weights.load(weights.resolve(setup.model), dtype=dtype, device=str(device), progress=progress)
     decoder = Decoder(loaded.model, loaded.name)
@@ -61,6 +63,14 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = ModelTarget(decoder, cache, sampler, max_len, setup.invariant)
     return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer.vocab))
+
+
+def check(setup: Setup) -> None:
+    """Raise `BadInput` for what cannot be right whatever the model, before it is loaded."""
+    if setup.cache not in CACHES:
+        raise BadInput(f"unknown cache {setup.cache!r}; use {' or '.join(CACHES)}")
+    if setup.kv_tokens is not None and setup.kv_tokens < 2 * BLOCK:
+        raise BadInput(f"kv_tokens must be at least {2 * BLOCK}, got {setup.kv_tokens}; leave it unset to have it sized")
 
 
 def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str, int] | None) -> Start:
@@ -126,10 +136,8 @@ def make_cache(setup: Setup, decoder: Decoder, max_len: int, lookahead: int) -> 
         )
     if setup.cache == "paged":
         return PagedCache(decoder.layers, -(-tokens // BLOCK) + 1, BLOCK, decoder.dtype, decoder.device)
-    if setup.cache == "slots":
-        length = min(max_len + lookahead, tokens)
-        return SlotCache(decoder.layers, max(1, tokens // length), length, decoder.dtype, decoder.device)
-    raise BadInput(f"unknown cache {setup.cache!r}; use paged or slots")
+    length = min(max_len + lookahead, tokens)
+    return SlotCache(decoder.layers, max(1, tokens // length), length, decoder.dtype, decoder.device)
 
 
 def free_memory(device: torch.device) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .types import Committed, Stats, StepEvent, Summary
+from .types import NONE, Committed, Stats, StepEvent, Summary
 
 
 def add(stats: Stats, item: Committed) -> None:
@@ -18,7 +18,7 @@ def add(stats: Stats, item: Committed) -> None:
     stats.accepted_at += [0] * grow
     for depth, offered in enumerate(item.offered_at):
         stats.offered_at[depth] += offered
-        stats.accepted_at[depth] += offered and depth < item.accepted
+        stats.accepted_at[depth] += depth < len(item.origins) and item.origins[depth] != NONE
 
 
 def charge(event: StepEvent, now: float) -> None:
@@ -41,7 +41,7 @@ def summarise(stats: Stats, drafter: str) -> Summary:
         accepted=stats.accepted,
         tokens_per_round=stats.tokens / stats.rounds if stats.rounds else 0.0,
         acceptance_rate=stats.accepted / stats.drafted if stats.drafted else 0.0,
-        acceptance_by_position=tuple(a / o for a, o in zip(stats.accepted_at, stats.offered_at, strict=True) if o),
+        acceptance_by_position=tuple(a / max(o, 1) for a, o in zip(stats.accepted_at, stats.offered_at, strict=True)),
         draft_seconds=stats.draft_seconds,
         verify_seconds=stats.verify_seconds,
         seconds=stats.seconds,

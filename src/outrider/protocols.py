@@ -46,7 +46,8 @@ class Cache(Protocol):
 
     `reserve` makes room for virtual indices below `length`, or returns False and changes nothing. `slots` maps virtual
     indices to pool slots. `keys(layer)` and `values(layer)` are `[slots, heads, dim]`. `move` copies virtual `source` to
-    `start, start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes. `scrub` zeroes what a request wrote.
+    `start, start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes.
+    `scrub` zeroes what a request wrote.
     """
 
     capacity: int

@@ -1,7 +1,8 @@
 """Drafters by name, and the specs that name them: `NAME[:key=value,...]`.
 
-A drafting method is one file that registers a class with a nested frozen `Config` dataclass; its fields are the spec's keys. Names
-come from the files in `drafters/`, from installed packages (entry point group `outrider.drafters`), or from a path to a `.py` file.
+A drafting method is one file that registers a class with a nested frozen `Config` dataclass; its fields are the spec's keys.
+Names come from the files in `drafters/`, from installed packages (entry point group `outrider.drafters`), or from a path to a
+`.py` file.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+import sys
 import typing
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import BadInput
+from .errors import BadInput, OutriderError, OutriderWarning
 from .protocols import Drafter
 
 GROUP = "outrider.drafters"
@@ -40,7 +43,7 @@ def register(name: str) -> Callable[[T], T]:
         old = _table().get(name)
         if old is not None and (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
             raise BadInput(f"two drafters are called {name!r}: {old.__module__} and {cls.__module__}; rename one")
-        cls.name = name
+        setattr(cls, "name", name)  # noqa: B010
         _table()[name] = cls
         return cls
 
@@ -54,7 +57,13 @@ def _discover() -> None:
     for module in pkgutil.iter_modules(drafters.__path__):
         importlib.import_module(f"{drafters.__name__}.{module.name}")
     for entry in entry_points(group=GROUP):
-        entry.load()
+        try:
+            entry.load()
+        except OutriderError:
+            raise
+        except Exception as error:  # someone else's package must not take ours down
+            why = f"{type(error).__name__}: {error}"
+            warnings.warn(f"drafter {entry.name!r} ({entry.value}) cannot be imported: {why}", OutriderWarning, stacklevel=2)
 
 
 def names() -> list[str]:
@@ -71,8 +80,14 @@ def load_file(path: str | Path) -> str:
     spec = importlib.util.spec_from_file_location(f"outrider_drafter_{file.stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = [n for n, cls in _table().items() if cls.__module__ == module.__name__]
+    sys.modules[module.__name__] = module  # dataclasses and type hints look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except OutriderError:
+        raise
+    except Exception as error:
+        raise BadInput(f"drafter file {file} cannot be imported: {type(error).__name__}: {error}") from error
+    found = [n for n, cls in _table().items() if cls in vars(module).values()]
     if not found:
         raise BadInput(f"{file} registers no drafter; decorate its class with @register(NAME)")
     return found[-1]
@@ -95,7 +110,11 @@ def parse(spec: str) -> Drafter:
     name, _, rest = spec.partition(":")
     cls = get(name.strip())
     pairs = [p for p in rest.split(",") if p.strip()] if rest else []
-    values = dict(_pair(spec, p) for p in pairs)
+    values: dict[str, str] = {}
+    for key, value in (_pair(spec, p) for p in pairs):
+        if key in values:
+            raise BadInput(f"{key} is given twice in {spec!r}")
+        values[key] = value
     return typing.cast(Drafter, cls(configure(cls, values)))
 
 
@@ -107,13 +126,13 @@ def configure(cls: type, values: dict[str, str]) -> Any:
     if unknown:
         takes = ", ".join(fields) or "no keys"
         raise BadInput(f"drafter {_name(cls)!r} has no key {', '.join(unknown)}; it takes {takes}")
-    hints = typing.get_type_hints(config) if config is not None else {}
-    typed = {k: _convert(_name(cls), k, v, hints[k]) for k, v in values.items()}
-    try:
-        return config(**typed) if config is not None else None
-    except TypeError as error:
-        missing = [f.name for f in fields.values() if f.default is dataclasses.MISSING and f.name not in values]
-        raise BadInput(f"drafter {_name(cls)!r} needs {', '.join(missing)}, as in {_name(cls)}:{missing[0]}=...") from error
+    needed = [n for n, f in fields.items() if f.default is f.default_factory is dataclasses.MISSING and n not in values]
+    if needed:
+        raise BadInput(f"drafter {_name(cls)!r} needs {', '.join(needed)}, as in {_name(cls)}:{needed[0]}=...")
+    if config is None:
+        return None
+    hints = typing.get_type_hints(config)
+    return config(**{k: _convert(_name(cls), k, v, hints[k]) for k, v in values.items()})
 
 
 def _name(cls: type) -> str:
@@ -137,5 +156,5 @@ def _convert(name: str, key: str, value: str, kind: Any) -> Any:
     plain = next((t for t in typing.get_args(kind) if t is not type(None)), kind)
     try:
         return plain(value)
-    except ValueError as error:
-        raise BadInput(f"{name}: {key} must be {plain.__name__}, got {value!r}") from error
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name}: {key} must be {getattr(plain, '__name__', plain)}, got {value!r}") from error

@@ -1,7 +1,7 @@
 """Which requests run, in what order, and what each feeds into the next pass. The only file that knows request order.
 
-First come, first served. Prompts are fed in chunks whose bounds are fixed multiples, so that a prompt's KV does not depend on load.
-When KV memory runs out, the youngest running request gives its memory back and is recomputed later: its prompt in the same
+First come, first served. Prompts are fed in chunks whose bounds are fixed multiples, so that a prompt's KV does not depend on
+load. When KV memory runs out, the youngest running request gives its memory back and is recomputed later: its prompt in the same
 chunks, its own tokens as they were decoded; key, positions and tokens already sent stay.
 """
 
@@ -39,8 +39,8 @@ class Scheduler:
         need = request.prompt_len + min(request.params.max_tokens, request.limit)
         if need > self.cache.capacity:
             raise OutOfMemory(
-                f"a prompt of {request.prompt_len} tokens and up to {need - request.prompt_len} new ones need KV memory for {need} "
-                f"tokens, but the pool holds {self.cache.capacity}; raise kv_tokens or lower max_tokens"
+                f"a prompt of {request.prompt_len} tokens and up to {need - request.prompt_len} new ones need KV memory for "
+                f"{need} tokens, but the pool holds {self.cache.capacity}; raise kv_tokens or lower max_tokens"
             )
         self.waiting.append(request)
 
@@ -101,6 +101,11 @@ class Scheduler:
         while self.waiting and len(self.running) < self.max_requests:
             request = self.waiting[0]
             room = self._reserve(request)
+            if room is None and not self.running:
+                raise OutOfMemory(
+                    f"a request of {len(request.tokens)} tokens does not fit into KV memory even alone; raise kv_tokens "
+                    f"(the pool holds {self.cache.capacity}, {self.cache.free()} of them free)"
+                )
             if room is None:
                 return
             self.running.append(self.waiting.popleft())

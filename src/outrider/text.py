@@ -16,7 +16,7 @@ _UNFINISHED = 3
 class TextStream:
     """The text of one request as it grows, one token at a time, so that it does not depend on how tokens arrived.
 
-    `push` takes tokens in order and says after how many of them a stop string was complete (all of them if none was): a stop string ends
+    `push` takes tokens in order and says after how many of them a stop string was complete (all if none was): a stop string ends
     the text at the first token that completes it. `pop` gives the text that may be shown by now. Both take a time that does not
     depend on the length of the text.
     """

@@ -4,8 +4,8 @@ The target's token at every slot is already fixed by model, request key and posi
 verification is equality and the text cannot depend on the drafter. Drafters that add the same noise to their own logits accept
 with probability at least (1 - TV) / (1 + TV) (Daliri, Musco and Suresh 2024, "Coupling without communication").
 
-The plain twin is `oracle.accept`. On CPU it *is* the rule: a model pass leaves the caches cold for two dozen tensor operations, and
-walking a few nodes in plain code takes a fifth of their time. Elsewhere the vectorised form runs, without a host sync.
+The plain twin is `oracle.accept`. On CPU it *is* the rule: a model pass leaves the caches cold for two dozen tensor operations,
+and walking a few nodes in plain code takes a fifth of their time. Elsewhere the vectorised form runs, without a host sync.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ def agreeing(proposal: Proposal, choice: Tensor) -> Tensor:
     n = proposal.columns
     if n == 0:
         return torch.zeros_like(proposal.tokens, dtype=torch.bool)
-    used = torch.arange(n, device=choice.device) < proposal.sizes[:, None]
+    used = tree.used(proposal.sizes, n)
     if proposal.linear:
         return (used & (proposal.tokens == choice[:, :-1])).cumprod(1).bool()
-    agree = used & (proposal.tokens == choice.gather(1, proposal.parents + 1))
+    parents = proposal.parents.where(used, ROOT)  # columns not in use may hold anything
+    agree = used & (proposal.tokens == choice.gather(1, parents + 1))
     ok = torch.nn.functional.pad(agree, (0, 1), value=True)
-    up = torch.nn.functional.pad(proposal.parents.masked_fill(proposal.parents == ROOT, n), (0, 1), value=n)
+    up = torch.nn.functional.pad(parents.masked_fill(parents == ROOT, n), (0, 1), value=n)
     for _ in range(n.bit_length()):
         ok, up = ok & ok.gather(1, up), up.gather(1, up)
     return ok[:, :n]
@@ -85,7 +86,7 @@ def _path(proposal: Proposal, alive: Tensor) -> tuple[Tensor, Tensor]:
 
 def cut(batch: Batch, path: Tensor, accepted: Tensor, tokens: Tensor) -> Verdict:
     """End what must end: at the first stop token, at the length limit, at an invalid choice. `tokens [B, N + 1]` holds the
-    `accepted` tokens and the one after them (NONE if its choice was invalid), then NONE; everything after the cut is discarded."""
+    `accepted` tokens and the one after them (NONE if its choice was invalid), then NONE; what follows the cut is discarded."""
     device, columns = tokens.device, tokens.shape[1]
     steps = torch.arange(1, columns + 1, device=device)
     stop_ids, limit = _limits(batch, device)
@@ -106,9 +107,7 @@ def _limits(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     """`(stop ids [B, 1, W], padded with a token nobody writes; tokens still allowed [B], -1 for requests that get none yet)`."""
     stops = [sorted(r.stop_ids) for r in batch.requests]
     widest = max(map(len, stops), default=0)
-    rows = [
-        [r.room if ready else -1, *s, *[NONE - 1] * (widest - len(s))]
-        for r, ready, s in zip(batch.requests, batch.ready, stops, strict=True)
-    ]
+    rooms = [r.room if ready else -1 for r, ready in zip(batch.requests, batch.ready, strict=True)]
+    rows = [[room, *s, *[NONE - 1] * (widest - len(s))] for room, s in zip(rooms, stops, strict=True)]
     table = torch.tensor(rows, dtype=torch.int64, device=device)
     return table[:, None, 1:], table[:, 0]

@@ -1,9 +1,9 @@
 """A small causal LM drafts for a large one (Leviathan et al. 2023; Chen et al. 2023), chains or trees.
 
-Any model with the target's tokenizer will do; vocabularies may be padded to different sizes. It runs over its own KV cache, and its
-choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at any temperature. The cache's
-rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full acceptance (the last
-guess was never fed), and catches up after any number of idle rounds.
+Any model with the target's tokenizer will do; vocabularies may be padded to different sizes. It runs over its own KV cache, and
+its choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at any temperature. The cache's
+rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full acceptance (the
+last guess was never fed), and catches up after any number of idle rounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..cache.paged import PagedCache
 from ..errors import BadInput, DrafterMismatch
 from ..models import weights
-from ..models.hf import Decoder
+from ..models.hf import Decoder, truncate
 from ..models.layout import Layout
 from ..models.target import moves
 from ..protocols import Drafter, Start
@@ -42,7 +42,7 @@ class DraftModel(Drafter):
     @dataclass(frozen=True, slots=True)
     class Config:
         """`path`: directory, GGUF file, hub id or embedded name. `layers`: keep only the first so many decoder layers (0: all).
-        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in tokens over all requests."""
+        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in all."""
 
         path: str
         layers: int = 0
@@ -60,7 +60,7 @@ class DraftModel(Drafter):
     def start(self, start: Start) -> None:
         """Load the draft and make its cache. Raises `DrafterMismatch` when its vocabulary is another's."""
         loaded = weights.load(weights.resolve(self.config.path), dtype=start.dtype, device=str(start.device))
-        self.bind(Decoder(truncate(loaded.model, self.config.layers), loaded.name), start, loaded.tokenizer)
+        self.bind(Decoder(truncate(loaded.model, self.config.layers, loaded.name), loaded.name), start, loaded.tokenizer)
 
     def bind(self, decoder: Decoder, start: Start, tokenizer: object = None) -> None:
         """Use an already loaded decoder."""
@@ -218,23 +218,6 @@ def _fit(logits: Tensor, vocab: int) -> Tensor:
     return torch.nn.functional.pad(logits, (0, vocab - have), value=float("-inf"))
 
 
-def truncate(model: torch.nn.Module, layers: int) -> torch.nn.Module:
-    """Keep only the first `layers` decoder layers (0: all) of a transformers model, which is changed."""
-    config = model.config.get_text_config()  # type: ignore[union-attr, operator]
-    if not layers:
-        return model
-    if layers > config.num_hidden_layers:
-        raise BadInput(f"draft_model: layers={layers}, but the model has only {config.num_hidden_layers}")
-    base = model.base_model
-    for name, child in base.named_children():  # type: ignore[union-attr, operator]
-        if isinstance(child, torch.nn.ModuleList) and len(child) == config.num_hidden_layers:
-            setattr(base, name, child[:layers])
-    config.num_hidden_layers = layers
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
-    return model
-
-
 def check_vocabulary(decoder: Decoder, tokenizer: object, start: Start) -> None:
     """Raise `DrafterMismatch` unless ids mean the same in both models; padding at the end may differ."""
     theirs, ours = getattr(tokenizer, "vocab", None), start.vocab
@@ -244,6 +227,6 @@ def check_vocabulary(decoder: Decoder, tokenizer: object, start: Start) -> None:
     shared = sum(1 for t, i in ours.items() if theirs.get(t) == i)
     if differing or shared < 0.9 * min(len(ours), len(theirs)):
         raise DrafterMismatch(
-            f"the draft model {decoder.name} (vocabulary {len(theirs)}) and the target {start.name} (vocabulary {len(ours)}) do not share a "
-            "tokenizer; use a draft of the same family, or --draft ngram, which needs no model"
+            f"the draft model {decoder.name} (vocabulary {len(theirs)}) and the target {start.name} (vocabulary {len(ours)}) "
+            "do not share a tokenizer; use a draft of the same family, or --draft ngram, which needs no model"
         )

@@ -60,6 +60,8 @@ def attend(
     Raises `UnsupportedModel` for arguments whose effect is not implemented (softcap, sinks, biases): never approximate.
     """
     state, window, scale = _options(module, options)
+    if attention_mask is not None:
+        raise UnsupportedModel(f"{type(module).__name__} brings a mask of its own, which this engine does not apply")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if state.cache is None or state.layout is None:
         state.heads[layer] = (key.shape[1], key.shape[3])
@@ -79,6 +81,7 @@ def _options(module: nn.Module, options: dict[str, object]) -> tuple[Pass, int |
     scale, window = options.pop("scaling", None), options.pop("sliding_window", None)
     options.pop("dropout", None)
     strange = [k for k, v in options.items() if v is not None and k not in _HARMLESS]
+    strange += ["is_causal"] if options.get("is_causal") is False else []
     if strange:
         raise UnsupportedModel(
             f"{type(module).__name__} asks attention for {', '.join(sorted(strange))}, which this engine does not implement "

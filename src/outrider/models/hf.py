@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from ..cache.slots import SlotCache
 from ..config import SamplingParams
-from ..errors import UnsupportedModel
+from ..errors import BadInput, UnsupportedModel
 from ..protocols import Cache
 from ..types import Batch, PassOutput, Proposal, Request
 from .attention import NAME, Pass, attend
@@ -72,14 +72,15 @@ class Decoder:
         hidden: Tensor | None = None,
         by_rows: bool = False,
     ) -> PassOutput:
-        """One pass over `layout`'s rows. Logits (fp32, or fp64 for an fp64 model) come for the scored rows; `layers` restricts the
-        run to those decoder layers, `hidden [R, H]` starts from states instead of embeddings."""
+        """One pass over `layout`'s rows. Logits (fp32, or fp64 for an fp64 model) come for the scored rows; `layers` restricts
+        the run to those decoder layers, `hidden [R, H]` starts from states instead of embeddings."""
         state = Pass(layout, cache, by_rows)
-        source = {"input_ids": layout.tokens[None]} if hidden is None else {"inputs_embeds": hidden[None]}
-        options = dict(position_ids=layout.rows.position[None], use_cache=False, outrider_pass=state, **source)
+        # A deep guess may lie past the context. Nothing of it can be kept, but tables of positions end there.
+        positions = layout.rows.position.clamp(max=self.max_len - 1)
+        options = {"input_ids": layout.tokens[None], "position_ids": positions[None], "use_cache": False, "outrider_pass": state}
         partial = layers is not None
         wanted = [*features, "hidden:out"] if partial else list(features)
-        with self._only(layers), self._taps(wanted) as taps:
+        with self._only(layers), self._from(hidden), self._taps(wanted) as taps:
             logits = self._run(options, layout)
         out = {name: _gather(taps, name) for name in features}
         return PassOutput(layout.rows, taps.get("out"), logits, out)
@@ -92,6 +93,8 @@ class Decoder:
         if count < layout.tokens.shape[0]:
             options["logits_to_keep"] = layout.scored
         logits: Tensor = self.model(**options).logits[0]
+        if logits.shape[0] != count:  # a model that knows no `logits_to_keep`
+            logits = logits[layout.scored]
         return logits if logits.dtype == torch.float64 else logits.float()
 
     @contextmanager
@@ -110,6 +113,22 @@ class Decoder:
             yield
         finally:
             setattr(self.base, self.field, self.blocks)
+
+    @contextmanager
+    def _from(self, hidden: Tensor | None) -> Iterator[None]:
+        """Start from states: they replace what enters the first layer, past all that a model does to its embeddings."""
+        if hidden is None:
+            yield
+            return
+
+        def swap(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            return ((hidden[None], *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden[None]})
+
+        hook = getattr(self.base, self.field)[0].register_forward_pre_hook(swap, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     @contextmanager
     def _taps(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
@@ -176,21 +195,38 @@ class Decoder:
 def refuse(model: PreTrainedModel, name: str) -> None:
     """Raise `UnsupportedModel` for what the config already tells cannot be exact."""
     config, kind = model.config.get_text_config(), type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise UnsupportedModel(f"{name}: {kind} is an encoder-decoder model; only decoder-only models are supported so far")
     if not getattr(model, "_supports_attention_backend", False):
         raise UnsupportedModel(
             f"{name}: {kind} does not let its attention be replaced; pick a model that declares attention backends"
         )
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(f"{name}: {kind} is an encoder-decoder model; only decoder-only models are supported so far")
     types = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if types:
-        raise UnsupportedModel(f"{name}: layers of type {', '.join(sorted(types))} keep a state that cannot be rolled back")
-    if any(getattr(config, n, 0) for n in ("num_experts", "num_local_experts", "n_routed_experts")):
+        raise UnsupportedModel(
+            f"{name}: layers of type {', '.join(sorted(types))} are not supported; only full and sliding attention is"
+        )
+    if any(k.endswith("experts") and isinstance(v, int) and v > 0 for k, v in vars(config).items()):
         raise UnsupportedModel(f"{name}: {kind} is a mixture of experts, whose rows depend on each other; not supported yet")
     rope = getattr(config, "rope_parameters", None) or {}
     nested = [v for v in rope.values() if isinstance(v, dict)] or [rope]
     if any(r.get("rope_type") in _DYNAMIC_ROPE for r in nested):
         raise UnsupportedModel(f"{name}: its RoPE factor depends on the longest row in the pass; set a static rope type")
+
+
+def truncate(model: PreTrainedModel, layers: int, name: str = "model") -> PreTrainedModel:
+    """Keep only the first `layers` decoder layers (0: all). The model itself is changed. `BadInput` if it has fewer."""
+    config = model.config.get_text_config()
+    if not layers:
+        return model
+    if layers > config.num_hidden_layers:
+        raise BadInput(f"cannot keep {layers} layers of {name}: it has only {config.num_hidden_layers}")
+    field, blocks = _blocks(model.base_model, config.num_hidden_layers, name)
+    setattr(model.base_model, field, blocks[:layers])
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return model
 
 
 def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:

@@ -64,7 +64,8 @@ class Layout:
         computed: Sequence[int] | None = None,
     ) -> Layout:
         """Rows for the slots from `start` on: 0 takes in all pending tokens, k > 0 only nodes from column k - 1 on (one
-        number for all requests, or one each). `computed` overrides, for a model with a cache of its own, how many tokens of each request have KV."""
+        number for all requests, or one each). `computed` overrides, for a model with a cache of its own, how many tokens of
+        each request have KV."""
         starts = [start] * len(batch) if isinstance(start, int) else start
         spans = _spans(batch, nodes, starts, computed or [r.computed for r in batch.requests])
         device = nodes.tokens.device
@@ -146,7 +147,8 @@ def _order(spans: list[Span]) -> list[int] | None:
     """Known tokens and nodes are gathered apart; this puts each request's rows together again (None if they are)."""
     if len(spans) <= 1 or not any(s.nodes > s.first for s in spans):
         return None
-    total, order, seen_known, seen_nodes = sum(s.pending for s in spans), [], 0, 0
+    order: list[int] = []
+    total, seen_known, seen_nodes = sum(s.pending for s in spans), 0, 0
     for s in spans:
         count = s.hi - s.lo - s.pending
         order += range(seen_known, seen_known + s.pending)

@@ -5,6 +5,7 @@ It composes a decoder, a KV cache and a sampler; it knows nothing of how guesses
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -12,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..errors import OutriderWarning
 from ..protocols import Cache, Needs, Sampler
 from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Verdict
 from .hf import Decoder
@@ -32,11 +34,11 @@ class ModelTarget:
         layout = Layout.build(batch, proposal, self.cache)
         features = self.needs.features
         resume = proposal.resume
-        if resume is None:
+        states = None if resume is None else _states(resume, layout, self.decoder.num_layers)
+        if resume is None or states is None:
             out = self.decoder.forward(layout, self.cache, features, by_rows=self.by_rows)
         else:
             layers = range(resume.layer, self.decoder.num_layers)
-            states = _states(resume, layout)
             out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
         choice = self._choices(batch, layout, out.logits)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
@@ -79,14 +81,18 @@ def moves(path: Tensor, known: int) -> Tensor:
     return known + torch.where(path == NONE, own, path)
 
 
-def _states(resume: Resume, layout: Layout) -> Tensor:
-    """Exit states in the order of the pass's rows, from however many partial runs made them."""
-    rows = [part.rows for part in resume.parts]
-    hidden = torch.cat([part.hidden for part in resume.parts if part.hidden is not None])
-    have = torch.cat([r.request for r in rows]) * 2**40 + torch.cat([r.virtual for r in rows])
-    if have.shape[0] != layout.tokens.shape[0]:
-        raise ValueError(f"resume covers {have.shape[0]} rows of a pass of {layout.tokens.shape[0]}")
-    return hidden[have.argsort()]
+def _states(resume: Resume, layout: Layout, layers: int) -> Tensor | None:
+    """Exit states in the order of the pass's rows, from however many partial runs made them. None, with a warning, if they are
+    not just the states of those rows: the pass then starts from the beginning."""
+    states = [(p.hidden, p.rows.request * 2**40 + p.rows.virtual) for p in resume.parts if p.hidden is not None]
+    if states and 0 < resume.layer <= layers:
+        hidden, have = (torch.cat(s) for s in zip(*states, strict=True))
+        order = have.argsort()
+        if hidden.shape[0] == have.shape[0] and torch.equal(have[order], layout.rows.request * 2**40 + layout.rows.virtual):
+            return hidden[order]
+    what = f"a drafter's states after layer {resume.layer} do not cover the {len(layout.tokens)} rows of the pass"
+    warnings.warn(f"{what}; all layers are run, the text is unaffected", OutriderWarning, stacklevel=2)
+    return None
 
 
 class View:
