@@ -167,7 +167,7 @@ class Exiter(Drafter):
         chains: list[list[int]] = [[] for _ in batch.requests]
         parts: list[PassOutput] = []
         for level in range(max(budget.depth) + 1):
-            out = self.view.run(batch, Proposal.chains(chains), range(self.layers), start=level, kv="shared")
+            out = self.view.run(batch, Proposal.chains(chains, self.view.device), range(self.layers), start=level, kv="shared")
             parts.append(out)
             if out.logits is None or out.slots is None:
                 continue
@@ -178,7 +178,7 @@ class Exiter(Drafter):
                     chains[b].append(token)
             if not any(len(c) == level + 1 for c in chains):
                 break
-        return replace(Proposal.chains(chains), resume=Resume(self.layers, tuple(parts)))
+        return replace(Proposal.chains(chains, self.view.device), resume=Resume(self.layers, tuple(parts)))
 
 
 class Prober(Bushy):

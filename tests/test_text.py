@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outrider import registry
 from outrider.config import SamplingParams
+from outrider.errors import ModelNotFound
 from outrider.models import embedded
 from outrider.models.gguf_file import read_header
 from outrider.models.gguf_tokenizer import build_tokenizer
@@ -58,12 +59,15 @@ def fallback() -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def smol() -> TextTokenizer:
-    return TextTokenizer(build_tokenizer(read_header(embedded.find())))
+    try:
+        return TextTokenizer(build_tokenizer(read_header(embedded.find())))
+    except ModelNotFound:
+        pytest.skip("the embedded model is not installed")
 
 
 def blocks(tokens: Sequence[int], cuts: Iterable[int]) -> list[list[int]]:
     edges = sorted({0, len(tokens), *(c % (len(tokens) + 1) for c in cuts)})
-    return [list(tokens[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    return [list(tokens[a:b]) for a, b in pairwise(edges)]
 
 
 def feed(stream: TextStream, parts: Sequence[Sequence[int]]) -> tuple[str, int, list[str]]:
@@ -195,15 +199,16 @@ def test_the_earliest_stop_wins_then_the_longest() -> None:
 
 
 def test_nothing_of_a_stop_string_is_shown_before_it_is_known() -> None:
-    stream = TextStream(Bytes(), ("\n\nUser:", "</end>"))
-    shown = ""
+    stops = ("\n\nUser:", "</end>")
+    stream, shown = TextStream(Bytes(), stops), ""
     for char in "one\n\nUse </en\n\n\nUser: hidden":
         stream.push(list(char.encode()))
         shown += stream.pop()
-        rest = stream.text[len(shown) :] if stream.text.startswith(shown) else None
-        assert rest is not None and (stream.stopped or not any(s.startswith(shown[-1:]) for s in ("\n\nU", "</end>")))
         if stream.stopped:
             break
+        text = stream.text
+        held = max(n for n in range(8) if any(s.startswith(text[len(text) - n :]) for s in stops))
+        assert shown == text[: len(text) - held], "all that can be shown is, and no more"
     assert shown == "one\n\nUse </en\n" and stream.stopped == "\n\nUser:"
 
 
@@ -293,7 +298,3 @@ def test_stop_string_at_every_offset_of_a_block(answer: tuple[list[int], list[in
 def test_a_stop_string_that_never_comes_changes_nothing(answer: tuple[list[int], list[int]]) -> None:
     request, shown = run(answer, "zz", 5)
     assert request.output == answer[1] and request.finish is Finish.LENGTH and shown == Letters().decode(answer[1])
-
-
-def test_threads() -> None:
-    assert torch.get_num_threads() == 1

@@ -47,6 +47,8 @@ class Guard:
             return Proposal.empty(len(batch), self._device)
         try:
             proposal = self.drafter.propose(batch, budget)
+            if isinstance(proposal, Proposal) and proposal.tokens.device.type != self._device.type:
+                proposal = proposal.to(self._device)
             sound = self._sound(proposal, batch, budget)
         except Exception as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
@@ -82,7 +84,7 @@ class Guard:
         if len(proposal.widths) != len(batch) or not all(isinstance(w, int) for w in proposal.widths):
             return False
         limits = zip(proposal.widths, batch.room, budget.nodes, strict=True)
-        fits = all(w <= min(room, nodes) for w, room, nodes in limits) and proposal.tokens.device.type == self._device.type
+        fits = all(w <= min(room, nodes) for w, room, nodes in limits)
         return fits and (proposal.columns == 0 or bool(tree.validate(proposal, self._vocab).all()))
 
     def _stop(self, why: str) -> None:
@@ -95,5 +97,7 @@ class Guard:
 def _tidy(proposal: Proposal) -> Proposal:
     """Columns not in use may hold anything, but where `widths` is only a bound they enter the pass: give them a token that
     exists."""
+    if proposal.sizes.device.type == "cpu" and tuple(proposal.sizes.tolist()) == proposal.widths:
+        return proposal
     live = tree.used(proposal.sizes, proposal.columns)
     return replace(proposal, tokens=proposal.tokens.where(live, 0), parents=proposal.parents.where(live, ROOT))

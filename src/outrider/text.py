@@ -10,7 +10,7 @@ REPLACEMENT = "\ufffd"
 _WINDOW = 6
 """Tokens of context, at least, that are decoded with each new one, so that spaces and merges come out as in the whole text."""
 _UNFINISHED = 3
-"""A UTF-8 character has up to four bytes: so many replacement marks at the end may be its beginning."""
+"""A UTF-8 character has up to four bytes: so many tokens may go by before it is whole, and so many marks may stand for it."""
 
 
 class TextStream:
@@ -29,6 +29,7 @@ class TextStream:
         self._include, self._skip = include_stop, skip_special
         self._window: list[int] = []  # the last tokens, their text, and how much of it has been taken over
         self._context, self._taken = "", 0
+        self._waiting = 0  # tokens since the text last ended with a whole character
         self._shown: list[str] = []
         self._open = ""  # not shown yet
         self.stopped: str | None = None
@@ -63,13 +64,16 @@ class TextStream:
         """What `token` adds to the text: nothing while its last character is unfinished."""
         window = [*self._window, token]
         text = self._tokenizer.decode(window, self._skip)
-        unfinished = next(n for n in range(_UNFINISHED, -1, -1) if text.endswith(REPLACEMENT * n))
-        if text and text == self._context and not unfinished:
+        marks = len(text) - len(text.rstrip(REPLACEMENT))
+        if text and text == self._context and not marks:
             return ""  # a token without text (a special one): it must not push the others out of the window
-        end = max(self._taken, len(text) - unfinished)
+        self._waiting = self._waiting + 1 if marks else 0
+        broken = self._waiting > _UNFINISHED  # no character takes that long
+        # Byte-fallback decoders turn all bytes of a run into marks until its last character is whole, so all marks must wait.
+        end = max(self._taken, len(text) - (min(marks, _UNFINISHED) if broken else marks))
         piece = text[self._taken : end]
         self._window, self._context, self._taken = window, text, end
-        if len(window) > _WINDOW and len(window) % _WINDOW == 0:
+        if len(window) >= 2 * _WINDOW and (broken or not marks):
             self._shorten()
         return piece
 

@@ -181,6 +181,12 @@ class Proposal:
     def columns(self) -> int:
         return self.tokens.shape[1]
 
+    def to(self, device: torch.device | str) -> Proposal:
+        """The same guesses on another device."""
+        moved = (t.to(device) for t in (self.tokens, self.parents, self.sizes, self.source))
+        q = None if self.q is None else self.q.to(device)
+        return Proposal(*moved, self.widths, self.linear, q, self.resume)
+
     @classmethod
     def empty(cls, batch: int, device: torch.device | str = "cpu") -> Proposal:
         """No guesses: the round is plain decoding."""
