@@ -183,7 +183,7 @@ def outside(llm: LLM, repeats: int) -> dict[str, Any]:
 
 
 def repetitive(llm: LLM, repeats: int) -> dict[str, Any]:
-    """Speed with prompt lookup over our own plain decoding, greedy and at temperature 0.7; and on prose, where it should not pay."""
+    """Speed with prompt lookup over our own plain decoding, greedy and at T = 0.7; and on prose, where it should not pay."""
     out: dict[str, Any] = {}
     tasks = REPETITIVE | {f"prose {i + 1}": p for i, p in enumerate(PROSE)}
     for temperature in (0.0, 0.7):
