@@ -106,10 +106,15 @@ def _rows(batch: Batch, proposal: Proposal, verdict: Verdict, asking: list[int])
     slots = torch.nn.functional.pad(verdict.path + 1, (1, 0))  # NONE + 1: where the path ends, the root's slot stands in
     rows, tokens = first + slots[which, step], verdict.tokens[which, step]
     owners = [b for b, _, _ in flat]
-    if device.type != "cpu":
+    kept = committed(tokens)
+    if kept is None:
         return owners, rows, tokens
-    kept = (tokens != NONE).nonzero()[:, 0]
     return [owners[i] for i in kept.tolist()], rows[kept], tokens[kept]
+
+
+def committed(tokens: Tensor) -> Tensor | None:
+    """Which of `tokens [S]` a verdict committed; None, for all of them, where knowing would mean waiting for the device."""
+    return (tokens != NONE).nonzero()[:, 0] if tokens.device.type == "cpu" else None
 
 
 def _prompt(batch: Batch, scores: Scores) -> Table | None:
