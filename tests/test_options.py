@@ -21,6 +21,7 @@ from outrider.engine import Engine
 from outrider.errors import BadInput
 from outrider.guard import Guard
 from outrider.loading import start_for
+from outrider.processors import Processors
 from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
 from outrider.text import REPLACEMENT, TextStream
@@ -116,6 +117,24 @@ def test_one_sample_is_as_before(slow: LLM) -> None:
     [one], [many] = slow.generate([PROMPT], BASE), slow.generate([PROMPT], replace(BASE, n=3))
     assert one.samples == (one,) and one.index == 0 and one.logprobs is one.prompt_logprobs is None
     same(one, many)
+
+
+@pytest.mark.parametrize("bug", ["nothing copied", "one token too few", "before it is read", "one key for all"])
+def test_planted_bugs_of_samples_are_caught(folder: Path, slow: LLM, bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    params = replace(BASE, n=3)
+    [right] = slow.generate([PROMPT], params)
+    llm = load(folder, "none")
+    if bug == "nothing copied":
+        monkeypatch.setattr(llm._target.cache, "copy", lambda source, target: None)
+    elif bug == "before it is read":
+        monkeypatch.setattr(Scheduler, "_must_wait", lambda self, request: False)
+    elif bug == "one token too few":
+        copy = llm._target.cache.copy
+        monkeypatch.setattr(llm._target.cache, "copy", lambda source, target: copy(source[:-1], target[:-1]))
+    else:
+        monkeypatch.setattr(noise, "request_key", lambda seed, ids, sample=0, key=noise.request_key: key(seed, ids))
+    [wrong] = llm.generate([PROMPT], params)
+    assert [s.token_ids for s in wrong.samples] != [s.token_ids for s in right.samples]
 
 
 def test_samples_share_the_prompt(folder: Path) -> None:
@@ -238,6 +257,20 @@ def test_processors_see_their_own_path(fast: LLM, slow: LLM) -> None:
     tokens = [*PROMPT, *ours.token_ids]
     assert all(tokens[i] % 3 != sum(tokens[:i]) % 3 for i in range(len(PROMPT), len(tokens)))
     assert ours.stats.accepted > 10 and all(c[: len(PROMPT)] == tuple(PROMPT) for c in calls)
+
+
+def test_a_processor_that_is_shown_the_wrong_path_is_caught(fast: LLM, slow: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang and TGI give every position of a block the same history."""
+
+    def parity(tokens: tuple[int, ...], scores: torch.Tensor) -> torch.Tensor:
+        return scores.masked_fill(torch.arange(len(scores)) % 3 == sum(tokens) % 3, -math.inf)
+
+    params = replace(BASE, processors=(parity,))
+    [right] = slow.generate([PROMPT], params)
+    customise = Processors.customise
+    monkeypatch.setattr(Processors, "customise", lambda self, row, path: customise(self, row, ()))
+    [wrong] = fast.generate([PROMPT], params)
+    assert wrong.token_ids != right.token_ids
 
 
 def test_processors_come_after_masks_and_before_temperature() -> None:

@@ -141,26 +141,32 @@ def _table(
 def rank_rows(scores: Tensor, chosen: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Of unnormalised log-probabilities `scores [S, V]`: ids `[S, 1 + k]` of `chosen [S]` and the k likeliest (ties by id), their
     log-probabilities in fp32, and the rank `[S]` of `chosen`: 1 + how many tokens are likelier, or equal with a lower id."""
-    scores = scores.double()
     k = min(k, scores.shape[1])
-    total = scores.logsumexp(1, keepdim=True)
+    total = scores.double().logsumexp(1, keepdim=True)
     chosen = chosen.clamp(min=0)[:, None]
     mine = scores.gather(1, chosen)
     numbers = torch.arange(scores.shape[1], device=scores.device)
     ranks = 1 + ((scores > mine) | ((scores == mine) & (numbers < chosen))).sum(1)
     ids = torch.cat([chosen, best(scores, k)], dim=1)
-    return ids, (scores.gather(1, ids) - total).float(), ranks
+    return ids, (scores.gather(1, ids).double() - total).float(), ranks
 
 
 def best(scores: Tensor, k: int) -> Tensor:
     """Ids `[S, k]` of the k largest of each row `[S, V]`, best first, equal ones by id (`topk` leaves both open)."""
     if k == 0:
         return torch.empty(scores.shape[0], 0, dtype=torch.int64, device=scores.device)
-    last = scores.topk(k, dim=1).values[:, -1:]
+    values, ids = scores.topk(k, dim=1)
+    if scores.device.type != "cpu" or not bool(((scores >= values[:, -1:]).sum(1) == k).all()):
+        ids = _first_of_ties(scores, values[:, -1:], k)
+    ids = ids.sort(dim=1).values
+    order = scores.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
+    return ids.gather(1, order)
+
+
+def _first_of_ties(scores: Tensor, last: Tensor, k: int) -> Tensor:
+    """Ids `[S, k]`, in any order, of what is above `last [S, 1]`, the k-th largest, and of the first that equal it."""
     tied, above = scores == last, scores > last
     kept = above | (tied & (tied.cumsum(1) <= k - above.sum(1, keepdim=True)))
     numbers = torch.arange(scores.shape[1], device=scores.device)
-    ids = torch.where(kept, numbers, scores.shape[1]).topk(k, dim=1, largest=False).values.sort(dim=1).values
-    ids = ids.clamp(max=scores.shape[1] - 1)  # a row with NaN keeps too few; it stands for nothing
-    order = scores.gather(1, ids).sort(dim=1, descending=True, stable=True).indices
-    return ids.gather(1, order)
+    ids = torch.where(kept, numbers, scores.shape[1]).topk(k, dim=1, largest=False).values
+    return ids.clamp(max=scores.shape[1] - 1)  # a row with NaN keeps too few; it stands for nothing

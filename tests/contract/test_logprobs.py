@@ -249,4 +249,6 @@ def test_ties_rank_by_id(k: int) -> None:
 def test_best_of_random_rows_with_many_ties() -> None:
     made_ = torch.randint(0, 6, (200, 40), generator=torch.Generator().manual_seed(1)).double()
     for k in (1, 7, 40):
-        assert torch.equal(logprobs.best(made_, k), made_.sort(dim=1, descending=True, stable=True).indices[:, :k])
+        right = made_.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        assert torch.equal(logprobs.best(made_, k), right)
+        assert torch.equal(logprobs._first_of_ties(made_, made_.gather(1, right[:, -1:]), k).sort(1).values, right.sort(1).values)
