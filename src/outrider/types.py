@@ -45,7 +45,8 @@ class Request:
 
     `tokens` is prompt and output together; `computed` counts the tokens whose KV the target holds.
     `key` is the 64-bit seed of all noise of this request (see `noise.request_key`); it never changes,
-    whatever is retried, resumed or preempted.
+    whatever is retried, resumed or preempted. `index` counts the samples of one prompt; `twin` is the first of them, whose
+    prompt KV may be copied. `failures`: what went wrong in custom processors, by the sequence they were given.
     """
 
     id: int
@@ -65,6 +66,12 @@ class Request:
     text: TextStream | None = None
     error: str | None = None
     started: float = 0.0
+    index: int = 0
+    twin: Request | None = None
+    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    processed_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    failures: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     @property
     def output(self) -> list[int]:
@@ -80,6 +87,17 @@ class Request:
     def room(self) -> int:
         """Tokens that `max_tokens` and the context (`limit` new tokens in all) still allow."""
         return min(self.params.max_tokens, self.limit) - (len(self.tokens) - self.prompt_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one place: natural log of its probability (computed in fp64, rounded to fp32), its rank (1 for the
+    likeliest; tokens of equal score rank by id), and its text (empty without a tokenizer)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +158,14 @@ class PassRows:
 class PassOutput:
     """What a (partial) run of the target gives: `hidden [R, H]` after the last layer that ran, before the final norm;
     `logits [S, V]` fp32 for the rows that have a slot, in row order, and `slots` where those stand (what a sampler wants to
-    know); `features` by name, `[R, width]`."""
+    know); `features` by name, `[R, width]`; `prompt [E, V]` logits of the prompt rows that were asked for."""
 
     rows: PassRows
     hidden: Tensor | None
     logits: Tensor | None
     features: dict[str, Tensor]
     slots: Slots | None = None
+    prompt: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +244,16 @@ class Proposal:
 class Scores:
     """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
     valid score); `rows` and `features` for every row of the pass, prompt rows included; `logits` raw fp32 `[S, V]` for the
-    rows with a slot, in row order, only if asked for."""
+    rows with a slot, in row order, only if asked for, `slots` where those stand; `prompt [E, V]` likewise of the prompt's tokens
+    `prompt_at [E]` (index in the batch, position), which only prompt logprobs ask for."""
 
     choice: Tensor
     rows: PassRows
     features: dict[str, Tensor]
     logits: Tensor | None = None
+    slots: Slots | None = None
+    prompt: Tensor | None = None
+    prompt_at: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +300,8 @@ class Committed:
     rejected: tuple[int, ...]
     text: str
     finish: Finish
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,18 +319,26 @@ class StepEvent:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a streamed answer: the `text` that became printable, the tokens of the round, where each came from
-    (drafter index, or NONE for the target's own token) and the guesses that were rejected. The last one carries the result."""
+    (drafter index, or NONE for the target's own token) and the guesses that were rejected. The last one of a sample carries its
+    result. `index` tells which sample it belongs to (`n > 1`); log-probabilities as in `Result`, for the tokens of the round."""
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[int, ...]
     rejected: tuple[int, ...]
     result: Result | None = None
+    index: int = 0
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished answer. `lossless` is False only under a rule that says so."""
+    """One finished answer. `lossless` is False only under a rule that says so.
+
+    `logprobs` (None unless asked for) has one tuple per token: the token itself, then those of the k likeliest that it
+    is not, best first; under `logprobs_mode="both"` they are of the raw distribution and `processed_logprobs` of the other.
+    `prompt_logprobs` has one entry per prompt token, None for the first. With `n > 1` this is sample 0 and `others` the rest."""
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
@@ -316,8 +349,17 @@ class Result:
     seed: int
     stats: Summary
     lossless: bool = True
-    logprobs: None = None
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
     error: str | None = None
+    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    prompt_logprobs: tuple[tuple[Logprob, ...] | None, ...] | None = None
+    index: int = 0
+    others: tuple[Result, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Result, ...]:
+        """All samples of the prompt, in order of `index`: this one and, on the first, the others."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)

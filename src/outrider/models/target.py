@@ -13,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .. import logprobs
 from ..errors import OutriderWarning
 from ..protocols import Cache, Needs, Sampler
-from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Verdict
+from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Slots, Verdict
 from .hf import Decoder
 from .layout import Layout
 
@@ -32,6 +33,8 @@ class ModelTarget:
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """The target's token after every slot; see `types.Scores`."""
         layout = Layout.build(batch, proposal, self.cache)
+        if any(map(logprobs.asks_prompt, batch.requests)):
+            layout = layout.reading(logprobs.asks_prompt)
         features = self.needs.features
         resume = proposal.resume
         states = None if resume is None else _states(resume, layout, self.decoder.num_layers)
@@ -40,16 +43,18 @@ class ModelTarget:
         else:
             layers = range(resume.layer, self.decoder.num_layers)
             out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
-        choice = self._choices(batch, layout, out.logits)
+        slots = layout.slots(batch) if out.logits is not None else None
+        choice = self._choices(batch, layout, out.logits, slots)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
-        return Scores(choice, layout.rows, out.features, raw if self.needs.logits else None)
+        asked = self.needs.logits or any(map(logprobs.asks, batch.requests))
+        at = tuple((index, position) for _, index, position in layout.prompt)
+        return Scores(choice, layout.rows, out.features, raw if asked else None, slots, out.prompt, at)
 
-    def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None) -> Tensor:
+    def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None, slots: Slots | None) -> Tensor:
         """`[B, N + 1]` tokens by request and slot, NONE where no row was scored."""
         shape = (len(batch), layout.proposal.columns + 1)
-        if logits is None:
+        if logits is None or slots is None:
             return torch.full(shape, NONE, dtype=torch.int64, device=self.device)
-        slots = layout.slots(batch)
         chosen = self.sampler.choose(logits, slots)
         if len(chosen) == shape[0] * shape[1]:  # rows go by request and slot, so nothing is missing
             return chosen.view(shape)
