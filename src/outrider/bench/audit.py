@@ -11,7 +11,8 @@ than `compare.TOLERANCE` in some logit. MEASURED. Each of at most a hundred law 
 with probability below 1e-12 (a bound that holds for every sample size). Together below 1e-9 a run.
 
 **Power.** A fault that changes a compared token with probability e, whatever the token, escapes a line of n tokens with
-probability (1 - e)**n: at e = 4.61 / n that is 0.01. The report states this e as `detects`. For the known bugs, `selftest.py` measures.
+probability (1 - e)**n: at e = 4.61 / n that is 0.01. The report states this e as `detects`. For known bugs, `selftest.py`
+measures it.
 """
 
 from __future__ import annotations

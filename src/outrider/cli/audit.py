@@ -13,6 +13,7 @@ import typer
 from ..errors import BadInput
 from . import options as o
 from .drafters import HELP, describe_drafters
+from .guard import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,9 +56,8 @@ def audit(
     if self_test:
         _self_test(json)
         return
-    report = _audit(
-        (draft, accept), (prompts, max_tokens, seed), o.ModelOptions(model, "none", "coupled", device, dtype, None, threads)
-    )
+    options = o.ModelOptions(model, "none", "coupled", device, dtype, None, threads)
+    report = _audit((draft, accept), (prompts, max_tokens, seed), options)
     if json:
         typer.echo(jsonlib.dumps(as_json(report)))
     else:
@@ -89,12 +89,16 @@ def _audit(what: tuple[str, str], size: tuple[int, int, int], options: o.ModelOp
 
 @contextmanager
 def progress() -> Iterator[Callable[[str, float], None]]:
-    """A bar on stderr; yields what to call with a description and a share."""
+    """A bar on stderr, or lines where that is no terminal; yields what to call with a description and a share."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda what, share: say(f"{share:4.0%} {what}")
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda what, share: bar.update(task, description=what, completed=share)
 
@@ -141,8 +145,8 @@ def _show(report: Report) -> None:
         kind = "near-tie" if d.near_tie else "FAULT"
         where = "alone" if d.alone else "in a batch"
         typer.echo(
-            f"{kind}: {d.method}, {d.rule}, T = {d.temperature:g}, {d.group}, {where}, prompt {d.prompt[:40]!r}: token {d.position} "
-            f"is {d.got} instead of {d.want}; gap between the two best scores {d.gap:.2g}"
+            f"{kind}: {d.method}, {d.rule}, T = {d.temperature:g}, {d.group}, {where}, prompt {d.prompt[:40]!r}: "
+            f"token {d.position} is {d.got} instead of {d.want}; gap between the two best scores {d.gap:.2g}"
         )
     typer.echo(_summary(report))
 

@@ -200,7 +200,7 @@ def drafter_findings(llm: LLM, draft: str) -> Iterator[Finding]:
 
 def parameters(model: Any) -> int:
     """Weights of a model, packed ones included (their own tensors are no parameters any more)."""
-    loose = sum(p.numel() for p in model.parameters())
+    loose: int = sum(p.numel() for p in model.parameters())
     packed = [m for m in model.modules() if hasattr(m, "packed") and hasattr(m, "out_features")]
     tied = {id(m) for m in packed if m is model.get_output_embeddings() and getattr(model.config, "tie_word_embeddings", False)}
-    return loose + sum(m.out_features * m.in_features for m in packed if id(m) not in tied)
+    return loose + sum(int(m.out_features * m.in_features) for m in packed if id(m) not in tied)

@@ -42,8 +42,12 @@ def models(json: o.Json = False, debug: o.Debug = False) -> None:
         table.add_column(name, justify="right" if name == "size" else "left", overflow="fold")
     for f in found:
         size = f"{f.bytes / 2**20:,.0f} MiB" if f.bytes else ""
-        table.add_row(f.kind, f.use or f.name, size, f.problem or f.path)
+        table.add_row(f.kind, f.name, size, f.problem or f.path)
     Paper().print(table)
+    if any(f.kind == "cached" for f in found):
+        typer.echo(
+            "cached: dequantised copies of GGUF files, safe to delete (they are made again); --model takes their path, too"
+        )
 
 
 def embedded_model() -> Found:
