@@ -56,7 +56,7 @@ class Plan:
     drafts: tuple[str, ...]
     rules: tuple[str, ...]
     prompts: int = 20
-    max_tokens: int = 24
+    max_tokens: int = 20
     seed: int = 0
     strict: bool = True
 
@@ -180,7 +180,7 @@ class Auditor:
         every = self._cases(heat)
         self._plain.update(zip(every, self._answer(every), strict=True))
         solo = _solo(every, heat)
-        return [self._compare((_NONE, "coupled", heat), [(c, self._answer([c])[0], True) for c in solo])]
+        return [self._compare((_NONE, "coupled", heat), [(c, self._alone(c), True) for c in solo])]
 
     def _drafter(self, draft: str, rule: str) -> list[Line]:
         """A drafter under a rule: ragged batch and alone at all temperatures; other rules at T = 0 only."""
@@ -197,7 +197,7 @@ class Auditor:
         every = self._cases(heat) if alone else self._cases(heat)[: len(GROUPS)]
         got = [(c, r, False) for c, r in zip(every, self._answer(every), strict=True)]
         if alone:
-            got += [(c, self._answer([c])[0], True) for c in _solo(every, heat)]
+            got += [(c, self._alone(c), True) for c in _solo(every, heat)]
         line = self._compare((draft, rule, heat), got)
         reason = self.llm.engine.drafter.reason
         if reason is not None:
@@ -206,6 +206,10 @@ class Auditor:
 
     def _answer(self, every: Sequence[Case]) -> list[Result]:
         return self.llm.generate([list(c.prompt) for c in every], [c.params for c in every])
+
+    def _alone(self, case: Case) -> Result:
+        """A batch of one, as deep as the drafter likes."""
+        return self.llm.generate([list(case.prompt)], dataclasses.replace(case.params, depth=None))[0]
 
     def _compare(self, who: tuple[str, str, float], got: Sequence[tuple[Case, Result, bool]]) -> Line:
         """One line of the report; first divergences go to `differences`."""

@@ -10,6 +10,8 @@ from ..llm import LLM
 from .prompts import PROMPTS
 
 TEMPERATURES = (0.0, 0.7, 1.0)
+DEPTH = 3
+"""How far most requests of a batch let a drafter look ahead, so that passes stay small; every fourth sets no limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +83,8 @@ def cases(llm: LLM, temperature: float, prompts: int, max_tokens: int, seed: int
     for i in range(max(prompts, len(GROUPS))):
         text = PROMPTS[i % min(prompts, len(PROMPTS))]
         name, change = GROUPS[(i + i // len(GROUPS) + shift) % len(GROUPS)]
-        base = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed + 1000 * (shift + 1) + i)
+        noise = seed + 1000 * (shift + 1) + i
+        base = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=noise, depth=DEPTH if i % 4 else None)
         made.append(Case(tuple(llm.tokenizer.encode(text)), text, name, change(base, llm)))
     return made
 

@@ -2,8 +2,8 @@
 
 At the first divergence the history of both texts is the same, so the model's logits there can be computed once more, by one
 plain pass over that history. If a change of no logit by more than the tolerance makes the other token win, the divergence is
-a near-tie; otherwise nothing but a fault explains it. This asks the question through the request's own processors, noise and filters, so
-that the edge of a top-p set counts as well as a tie of the two best scores.
+a near-tie; otherwise nothing but a fault explains it. This asks through the request's own processors, noise and filters, so that
+the edge of a top-p set counts as well as a tie of the two best scores.
 """
 
 from __future__ import annotations
