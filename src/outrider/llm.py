@@ -16,7 +16,7 @@ from .drafters import AUTO
 from .engine import Engine
 from .errors import BadInput
 from .guard import Guard
-from .loading import Setup, assemble
+from .loading import Setup, assemble, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
 from .scheduler import Scheduler
@@ -68,6 +68,24 @@ class LLM:
         self.accept, self._count = accept_rule, 0
         self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
+
+    def switch(self, draft: str, accept: str = "coupled") -> None:
+        """Another drafter and rule on the model that is loaded, for requests to come. Raises `BadInput` while any is running, or
+        where the drafter's or the rule's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
+        if not self.engine.scheduler.idle:
+            raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
+        accept_rule, drafter = rule(accept), registry.parse(self._pick(draft))
+        guard = Guard(drafter, self._target.vocab_size)
+        needs, sinks = self._target.needs, self.engine.sinks
+        try:
+            guard.start(start_for(self._target, drafter, self.name, self.tokenizer.vocab))
+        except Exception:
+            self._target.needs = needs  # the old drafter stays
+            raise
+        scheduler = Scheduler(self._target.cache, drafter.nodes)
+        self.engine = Engine(self._target, guard, scheduler, accept_rule, Fixed(drafter))
+        self.engine.sinks = sinks
+        self._drafter, self.accept = guard, accept_rule
 
     def _pick(self, draft: str) -> str:
         if draft != "auto":
