@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import noise, registry
-from .accept import rule
+from .accept import PerRequest, lossless
 from .config import SamplingParams
 from .control import Fixed
 from .drafters import AUTO
@@ -32,7 +32,8 @@ class LLM:
     """A language model that answers faster, without changing a word.
 
     `model`: directory, GGUF file, hub id, or the embedded default's name. `draft`: `NAME[:key=value,...]`, or `auto`.
-    `accept`: the acceptance rule. `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else CPU in float32.
+    `accept`: the acceptance rule of requests that name none (`typical` and `threshold` are lossy: results then say
+    `lossless=False`). `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else CPU in float32.
     `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`: `paged`, or
     `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of what
     shares its pass, at some cost. `progress` hears one line per slow step of loading.
@@ -55,7 +56,7 @@ class LLM:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
-        accept_rule = rule(accept)
+        accept_rule = PerRequest(accept)
         drafter = registry.parse(self._pick(draft))
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
         parts = assemble(setup, drafter, progress or (lambda line: None))
@@ -177,11 +178,13 @@ class LLM:
             stop_ids=frozenset(stops),
             bad_words=bad_words,
             limit=self.max_model_len - len(ids),
-            rule=self.accept.name,
+            rule=params.accept or self.accept.name,
             text=TextStream(self.tokenizer, params.stops, params.include_stop_str_in_output, params.skip_special_tokens),
         )
 
     def _check(self, ids: list[int], params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> None:
+        if params.accept is not None:
+            lossless(params.accept)  # raises for a rule that does not exist
         if not ids:
             raise BadInput("the prompt is empty; give at least one token")
         vocab = self._target.vocab_size
@@ -210,8 +213,8 @@ class LLM:
             origins=tuple(request.origins),
             finish_reason=FINISH_NAMES.get(request.finish, "abort"),
             seed=request.seed,
-            stats=summarise(request.stats, self.drafter_name),
-            lossless=self.accept.lossless,
+            stats=summarise(request.stats, self.drafter_name, request.rule, request.lossless),
+            lossless=request.lossless,
             error=request.error,
         )
 

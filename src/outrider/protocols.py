@@ -71,13 +71,27 @@ class Sampler(Protocol):
 
     `scores` gives `[S, V]` perturbed scores, -inf where a processor forbids a token: their argmax is the token, their best few
     are a tree's children. `choose` is that argmax, without the work of scores nobody reads; NONE where no token is allowed or
-    the logits are not finite. `check` raises `BadInput` for ids outside the vocabulary. `logits [S, V]` are not changed.
+    the logits are not finite. `law` gives the unnormalised log-probabilities it draws from, `[S, at most V]`. `check`
+    raises `BadInput` for ids outside the vocabulary. `logits [S, V]` are not changed.
     """
 
     def scores(self, logits: Tensor, slots: Slots) -> Tensor: ...
     def choose(self, logits: Tensor, slots: Slots) -> Tensor: ...
+    def law(self, logits: Tensor, slots: Slots) -> Tensor: ...
     def check(self, params: SamplingParams, bad_words: Sequence[Sequence[int]] = ()) -> None: ...
     def release(self, request: Request) -> None: ...
+
+
+class DraftSampler(Sampler, Protocol):
+    """The sampler lent to drafters. For requests under a classical rule its noise is the draft stream's, and it remembers what
+    each slot's children were drawn from; for the rest it is the target's.
+
+    A drafter that took slot s's children from its scores of slot s, the best ones in falling order, their number settled before
+    it looked (`Request.sampled`), says so with `attach`, which puts those probabilities into `Proposal.q`. One that does not is
+    as exact, and its guesses are accepted as often as the target would draw them by itself.
+    """
+
+    def attach(self, batch: Batch, proposal: Proposal) -> Proposal: ...
 
 
 class PoolView(Protocol):
@@ -102,7 +116,7 @@ class TargetView(Protocol):
     hidden_size: int
     max_len: int
     device: torch.device
-    sampler: Sampler
+    sampler: DraftSampler
 
     def run(
         self,
@@ -125,7 +139,7 @@ class Start:
     max_len: int
     device: torch.device
     dtype: torch.dtype
-    sampler: Sampler
+    sampler: DraftSampler
     vocab: Mapping[str, int] | None = None
     view: TargetView | None = None
     pool: PoolView | None = None
@@ -175,7 +189,8 @@ class Drafter(Protocol):
 
 
 class AcceptanceRule(Protocol):
-    """Decides which guesses are kept. A pure function of its arguments."""
+    """Decides which guesses are kept. A pure function of its arguments. Randomness comes from streams keyed by (request key,
+    purpose, round start, slot); what a rule compares comes from `Scores.choice` (coupled) or `Scores.processed` (the rest)."""
 
     name: str
     lossless: bool

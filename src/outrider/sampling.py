@@ -98,6 +98,36 @@ class TextSampler:
             return torch.from_numpy(chosen)
         return first_argmax(self._device_scores(z, slots))
 
+    def law(self, logits: Tensor, slots: Slots) -> Tensor:
+        """`[S, usable]` unnormalised log-probabilities of every slot's token: processed, tempered, filtered, -inf where a token
+        cannot be chosen, NaN in rows without a valid choice. At T = 0 the processed scores, untempered and unfiltered."""
+        z = self._admit(logits)
+        if z.device.type != "cpu":
+            return self._device_law(z, slots)
+        out = np.full(tuple(z.shape), -math.inf, dtype=z.numpy().dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for slot in self._host_slots(z, slots):
+                heat, row = slot.params.temperature, out[slot.index]
+                kept = survivors(slot.row, slot.top, slot.params) if heat and slot.valid else None
+                if not slot.valid:
+                    row.fill(math.nan)
+                elif kept is None:
+                    row[:] = (slot.row - slot.top) / heat if heat else slot.row
+                else:
+                    row[kept] = (slot.row[kept] - slot.top) / heat
+        return torch.from_numpy(out)
+
+    def _device_law(self, z: Tensor, slots: Slots) -> Tensor:
+        processors = [self._of(r) for r in slots.requests]
+        params = [p.params for p in processors]
+        z = process_rows(z, slots, processors)
+        top = z.amax(1, keepdim=True)
+        heat = column([p.temperature for p in params], slots, z.dtype)
+        if any(p.temperature and _filtered(p) for p in params):
+            z = z.masked_fill(~_kept(z, heat, params, slots), -math.inf)
+        z = torch.where(heat > 0, (z - top) / torch.where(heat > 0, heat, 1), z)
+        return torch.where(top.isfinite(), z, math.nan)
+
     def _admit(self, logits: Tensor) -> Tensor:
         """`[S, usable]` fp32 or fp64 view of the logits (a copy where they are narrower or of another type)."""
         z = logits.detach()

@@ -25,6 +25,9 @@ PROBE = -1
 NONE = -1
 """Padding in tables of columns and tokens."""
 
+COUPLED = "coupled"
+"""The default rule: the only one whose text is fixed by noise keyed by position (see `noise.py`)."""
+
 
 class Finish(IntEnum):
     """Why a request ended. The names in results are `FINISH_NAMES`."""
@@ -45,7 +48,7 @@ class Request:
 
     `tokens` is prompt and output together; `computed` counts the tokens whose KV the target holds.
     `key` is the 64-bit seed of all noise of this request (see `noise.request_key`); it never changes,
-    whatever is retried, resumed or preempted.
+    whatever is retried, resumed or preempted. `rule` names the acceptance rule (with its options), `lossless` says whether it is.
     """
 
     id: int
@@ -57,7 +60,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     limit: int = 2**31
-    rule: str = "coupled"
+    rule: str = COUPLED
+    lossless: bool = True
     computed: int = 0
     finish: Finish = Finish.RUNNING
     stats: Stats = field(default_factory=lambda: Stats())
@@ -70,6 +74,17 @@ class Request:
     def output(self) -> list[int]:
         """Tokens committed so far, without the prompt."""
         return self.tokens[self.prompt_len :]
+
+    @property
+    def classical(self) -> bool:
+        """Whether the rule is one of those that compare distributions: they need processed scores and draw from streams."""
+        return self.rule != COUPLED
+
+    @property
+    def sampled(self) -> bool:
+        """Whether guesses are draws whose probabilities the rule wants. Then a guess must not decide whether it gets verified:
+        how many children a node has is settled before they are drawn."""
+        return self.classical and not self.params.greedy
 
     @property
     def pending(self) -> int:
@@ -113,13 +128,15 @@ class Budget:
 class Slots:
     """Where each of S score rows stands, for processors and noise. `request [S]` indexes `requests`; `position [S]` is the
     position of the token to be chosen (prompt length + tokens written before it); `path [S, D]` the drafted tokens between
-    the request's known tokens and this slot, root first, padded with NONE; `depth [S]` how many they are. All int64."""
+    the request's known tokens and this slot, root first, padded with NONE; `depth [S]` how many they are; `slot [S]` the slots
+    themselves, where known (streams are keyed by them). All int64."""
 
     requests: tuple[Request, ...]
     request: Tensor
     position: Tensor
     path: Tensor
     depth: Tensor
+    slot: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +183,8 @@ class Proposal:
     (columns in use), `source [B, N]` (which drafter offered the node; PROBE = scored but no guess), all int64 on the
     target's device. Children of one node carry distinct tokens. `widths` are host-known upper bounds of `sizes`, which
     give the pass its shape. `linear` promises that every request's nodes form one chain. `q [B, N + 1, V]`, where a
-    classical rule needs it: row s drew slot s's children, in column order, without replacement."""
+    classical rule needs it: row s drew slot s's children, in column order, without replacement. It holds probabilities; a row of
+    zeros (and no q at all) says that the children are no draws, but guesses made without looking at the rule's randomness."""
 
     tokens: Tensor
     parents: Tensor
@@ -225,12 +243,15 @@ class Proposal:
 class Scores:
     """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
     valid score); `rows` and `features` for every row of the pass, prompt rows included; `logits` raw fp32 `[S, V]` for the
-    rows with a slot, in row order, only if asked for."""
+    rows with a slot, in row order, only if asked for. `processed [B, N + 1, V]`: scores whose softmax is what a slot's token is
+    to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where there is no valid score); only where
+    a request of the batch is `classical`."""
 
     choice: Tensor
     rows: PassRows
     features: dict[str, Tensor]
     logits: Tensor | None = None
+    processed: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,3 +359,5 @@ class Summary:
     tokens_per_second: float
     first_token_seconds: float
     drafter: str
+    accept: str = COUPLED
+    lossless: bool = True

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..draws import Drawer, processed
 from ..errors import OutriderWarning
-from ..protocols import Cache, Needs, Sampler
+from ..protocols import Cache, DraftSampler, Needs, Sampler
 from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Verdict
 from .hf import Decoder
 from .layout import Layout
@@ -42,7 +43,18 @@ class ModelTarget:
             out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
         choice = self._choices(batch, layout, out.logits)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
-        return Scores(choice, layout.rows, out.features, raw if self.needs.logits else None)
+        told = self._processed(batch, layout, out.logits, choice) if any(r.classical for r in batch.requests) else None
+        return Scores(choice, layout.rows, out.features, raw if self.needs.logits else None, processed=told)
+
+    def _processed(self, batch: Batch, layout: Layout, logits: Tensor | None, choice: Tensor) -> Tensor:
+        """`[B, N + 1, V]`; see `types.Scores.processed`. NaN where no row was scored."""
+        kind = torch.float32 if logits is None else logits.dtype
+        table = torch.full((*choice.shape, self.vocab_size), torch.nan, dtype=kind, device=self.device)
+        if logits is not None:
+            slots = layout.slots(batch)
+            at = (slots.request, layout.rows.slot[layout.scored])
+            table[at] = processed(self.sampler, logits, slots, choice[at])
+        return table
 
     def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None) -> Tensor:
         """`[B, N + 1]` tokens by request and slot, NONE where no row was scored."""
@@ -98,11 +110,11 @@ def _states(resume: Resume, layout: Layout, layers: int) -> Tensor | None:
 class View:
     """`protocols.TargetView`: the target lent to a drafter."""
 
-    def __init__(self, target: ModelTarget) -> None:
+    def __init__(self, target: ModelTarget, sampler: DraftSampler | None = None) -> None:
         self._target = target
         decoder = target.decoder
         self.vocab_size, self.num_layers, self.hidden_size = target.vocab_size, decoder.num_layers, decoder.hidden_size
-        self.max_len, self.device, self.sampler = target.max_len, target.device, target.sampler
+        self.max_len, self.device, self.sampler = target.max_len, target.device, sampler or Drawer(target.sampler)
 
     def run(
         self,
