@@ -18,8 +18,8 @@ class SamplingParams:
     The order of work is fixed: penalties, bias, masks (bad words, allowed ids, min_tokens), then temperature, top-k,
     top-p, min-p on tempered scores; noise last. `temperature=0` is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are
     off. `seed=None` draws 64 random bits, which the result returns. `depth` limits how far speculation looks ahead for
-    this request (0: plain decoding); None leaves it to the engine. `accept` names this request's acceptance rule, as in `LLM`; None
-    takes the engine's.
+    this request (0: plain decoding); None leaves it to the engine. `accept` names this request's acceptance rule, as in `LLM`;
+    None takes the engine's.
 
     Raises `BadInput`, naming the field, for values that cannot be honoured.
     """

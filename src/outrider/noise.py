@@ -178,13 +178,14 @@ def tensor_at(keys: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 def uniforms(keys: Tensor, purpose: int, nodes: Tensor, starts: Tensor) -> Tensor:
     """One number in [0, 1) per element of a stream, fp64 multiples of 2**-52: `keys`, `nodes` and `starts` are int64 and
     broadcast to the shape of the result. On any device, without a host sync."""
-    key, node, start = torch.broadcast_tensors(keys, nodes, starts)
+    shape = torch.broadcast_shapes(keys.shape, nodes.shape, starts.shape)  # type: ignore[no-untyped-call]
+    key, node, start = (t.expand(shape) for t in (keys, nodes, starts))
     words = tensor_philox(key, torch.ones_like(node), torch.zeros_like(node), node, start, purpose)
     return _shift(words[0], 12).double() * 2.0**-52
 
 
 def stream_gumbel(keys: Tensor, nodes: Tensor, starts: Tensor, vocab: int, purpose: int = DRAFT) -> Tensor:
-    """Gumbel noise of a stream, fp64 (fp32 values): one row per element of `keys [S]`, `nodes [S]`, `starts [S]` -> `[S, vocab]`."""
+    """Gumbel noise of a stream, fp64 (fp32 values): one row per element of `keys`, `nodes` and `starts [S]` -> `[S, vocab]`."""
     if keys.device.type != "cpu":
         blocks = torch.arange(1, (vocab + 3) // 4 + 1, device=keys.device).expand(len(keys), -1)
         node, start = (t[:, None].expand_as(blocks) for t in (nodes, starts))

@@ -244,8 +244,8 @@ class Scores:
     """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
     valid score); `rows` and `features` for every row of the pass, prompt rows included; `logits` raw fp32 `[S, V]` for the
     rows with a slot, in row order, only if asked for. `processed [B, N + 1, V]`: scores whose softmax is what a slot's token is
-    to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where there is no valid score); only where
-    a request of the batch is `classical`."""
+    to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where there is no valid score); only
+    where a request of the batch is `classical`."""
 
     choice: Tensor
     rows: PassRows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 from ..errors import BadInput
 from ..protocols import AcceptanceRule
@@ -15,7 +15,7 @@ from .mixed import judge
 from .rejection import Rejection
 from .traversal import Traversal
 
-RULES: dict[str, Callable[..., AcceptanceRule]] = {
+RULES: dict[str, type[Any]] = {
     "coupled": Coupled,
     "rejection": Rejection,
     "block": Block,
@@ -30,7 +30,8 @@ def rule(spec: str) -> AcceptanceRule:
     name, _, rest = spec.partition(":")
     if name not in RULES:
         raise BadInput(f"unknown acceptance rule {name!r}; known: {', '.join(RULES)} (typical and threshold are lossy)")
-    return RULES[name](**_options(name, rest))
+    made: AcceptanceRule = RULES[name](**_options(name, rest))
+    return made
 
 
 def lossless(spec: str) -> bool:

@@ -11,7 +11,7 @@ from ..types import Batch, Proposal, Scores, Verdict
 
 
 def judge(rules: list[AcceptanceRule], proposal: Proposal, scores: Scores, batch: Batch) -> Verdict:
-    """`rules[b]` judges request b; requests with equal rules are judged together. Rows of the verdict are in the batch's order."""
+    """`rules[b]` judges request b; requests with equal rules are judged together. Rows keep the batch's order."""
     groups: list[tuple[AcceptanceRule, list[int]]] = []
     for b, rule in enumerate(rules):
         found = next((members for other, members in groups if other is rule), None)

@@ -1,4 +1,4 @@
-"""The classical rules in plain Python, one request at a time: what the vectorised forms are tested against, and what is enumerated.
+"""The classical rules in plain Python, one request at a time: what the vectorised forms are held to, and what is enumerated.
 
 Written to be read. Randomness comes from a `Source`, so that the same code runs on the product's streams (`Streams`) and on an
 enumeration of everything that can happen (`bench.exact`). Steps that a planted bug may replace are methods of `Steps`.

@@ -175,8 +175,8 @@ def _computed(memories: list[Memory]) -> list[int]:
 
 class Forest:
     """Trees under construction, one per request: `trees[b]` lists `(token, parent)`, `totals[b]` a node's summed score, `fed[b]`
-    counts the nodes the draft has run. Where `drawn[b]`, the shape must not depend on what was drawn: the root has `width` children,
-    every other node one, in the order in which they were drawn."""
+    counts the nodes the draft has run. Where `drawn[b]`, the shape must not depend on what was drawn: the root has `width`
+    children, every other node one, in the order in which they were drawn."""
 
     def __init__(self, width: int, drawn: list[bool]) -> None:
         self.width, self.drawn = width, drawn
