@@ -2,8 +2,8 @@
 
 The rules' plain twins run on an enumerated `Source`: a uniform that is asked "below t?" splits its interval, so a number that is
 used twice (as planted bugs do) is integrated exactly, too. Drafts and targets are random laws of the whole prefix. Two laws
-are compared with the target's: of one round, continued by the target (which suffices, by induction over rounds), and of whole texts
-written by as many rounds as it takes. They agree to 1e-12, or a bug is at work.
+are compared with the target's: of one round, continued by the target (which suffices, by induction over rounds), and of whole
+texts written by as many rounds as it takes. They agree to 1e-12, or a bug is at work.
 """
 
 from __future__ import annotations
@@ -12,84 +12,17 @@ import itertools
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
-
-import torch
 
 from ..accept.plain import PLAIN, Guesses, Law, Path, Steps
-from ..noise import ACCEPT, DRAFT, RESIDUAL
+from ..noise import ACCEPT, DRAFT
+from .chance import Chance, Key, Keyed, Word, Worst, chi_squared, outcomes
 
-T = TypeVar("T")
-Word = tuple[int, ...]
-Key = tuple[int, ...]
+__all__ = ["TOLERANCE", "chi_squared", "law_error", "planted"]
 TOLERANCE = 1e-12
 """How far an enumerated law may be from the target's in any text's probability."""
-
-
-class Chance:
-    """One branch of an enumeration: follows `script`, then takes the first way open and lists the others in `open`."""
-
-    def __init__(self, script: Sequence[int], open_: list[tuple[int, ...]]) -> None:
-        self.script, self._open = list(script), open_
-        self.mass, self._step = 1.0, 0
-        self._where: dict[Key, tuple[float, float]] = {}
-
-    def split(self, key: Key, ends: Sequence[float]) -> int:
-        """In which of the intervals that end at `ends` (ascending, the last at 1) the uniform called `key` falls."""
-        low, high = self._where.get(key, (0.0, 1.0))
-        parts = [(max(low, a), min(high, b)) for a, b in zip([0.0, *ends[:-1]], ends, strict=True)]
-        if self._step == len(self.script):
-            ways = [i for i, (a, b) in enumerate(parts) if b > a]
-            self._open += [(*self.script, i) for i in ways[1:]]
-            self.script.append(ways[0])
-        way = self.script[self._step]
-        self._step += 1
-        a, b = parts[way]
-        self.mass *= (b - a) / (high - low)
-        self._where[key] = (a, b)
-        return way
-
-
-def outcomes(run: Callable[[Chance], T]) -> Iterator[tuple[float, T]]:
-    """Everything `run` can come to, with its probability."""
-    scripts: list[tuple[int, ...]] = [()]
-    while scripts:
-        chance = Chance(scripts.pop(), scripts)
-        value = run(chance)
-        yield chance.mass, value
-
-
-@dataclass(frozen=True)
-class Keyed:
-    """The `Source` of one round on an enumeration; `round_` keeps rounds apart. Numbers of drafts are keyed alike."""
-
-    chance: Chance
-    round_: int
-
-    def below(self, purpose: int, slot: int, share: float, whole: float) -> bool:
-        odds = min(max(share / whole, 0.0), 1.0)
-        return self.chance.split((self.round_, purpose, slot), [odds, 1.0]) == 0
-
-    def pick(self, purpose: int, slot: int, weights: Law) -> int:
-        return self.draw((self.round_, purpose, slot), weights)
-
-    def draw(self, key: Key, weights: Law) -> int:
-        ends = list(itertools.accumulate(weights))
-        return self.chance.split(key, [*(e / ends[-1] for e in ends[:-1]), 1.0])
-
-
-@dataclass(frozen=True)
-class Worst:
-    """A source whose every number is 0: with it, a test that should be strict shows that it is not."""
-
-    def below(self, purpose: int, slot: int, share: float, whole: float) -> bool:
-        return share > 0
-
-    def pick(self, purpose: int, slot: int, weights: Law) -> int:
-        return next(v for v, w in enumerate(weights) if w > 0)
 
 
 @dataclass(frozen=True)
@@ -256,8 +189,8 @@ def worlds(seed: int = 0) -> list[World]:
 
 
 def law_error(rule: str, bug: str | None = None) -> float:
-    """Largest error in any text's probability under a rule, drawn and deterministic guesses; with `bug`, a name in `planted()`, under
-    that bug instead. Right rules stay below `TOLERANCE`."""
+    """Largest error in any text's probability under a rule, drawn and deterministic guesses; with `bug`, a name in `planted()`,
+    under that bug instead. Right rules stay below `TOLERANCE`."""
     if bug is not None:
         return planted()[bug]()
     errors = []
@@ -371,8 +304,8 @@ def planted() -> dict[str, Callable[[], float]]:
         "look then drop": (Subject(rejection, drafting=LookThenDrop), CHAIN),
         "look then drop under block": (Subject(block, drafting=LookThenDrop), CHAIN),
         "noise shared by sibling subtrees under traversal": (Subject(traversal, drafting=ByDepth), TREE),
-        "sibling not removed from q": (Subject(rejection, SiblingKept), TREE),
-        "sibling not removed from q under traversal": (Subject(traversal, SiblingKept), TREE),
+        "sibling not removed from q": (Subject(rejection, SiblingKept), World(3, (2, 1), seed=7)),
+        "sibling not removed from q under traversal": (Subject(traversal, SiblingKept), World(3, (2, 1), seed=7)),
         "wrong temperature in q": (Subject(rejection, drafting=WrongHeat), CHAIN),
         "wrong temperature in q under block": (Subject(block, drafting=WrongHeat), CHAIN),
         "top-k after the fact": (Subject(rejection, FilterLateDraws, FilterLate), World(3, (1, 1), "zeros")),
@@ -383,22 +316,3 @@ def planted() -> dict[str, Callable[[], float]]:
     tests: dict[str, Callable[[], float]] = {name: partial(round_error, *case) for name, case in once.items()}
     tests["draft noise keyed by position under block"] = partial(text_error, Subject(block, drafting=ByPosition), LONG, 3)
     return tests
-
-
-def tail(statistic: float, degrees: int) -> float:
-    """P(chi-squared with `degrees` degrees of freedom >= `statistic`)."""
-    half = torch.tensor([degrees / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
-
-
-def chi_squared(counts: Mapping[Word, int], law: Mapping[Word, float], least: float = 5.0) -> float:
-    """P-value of Pearson's test. Texts expected fewer than `least` times are taken together; 0 if something impossible was seen."""
-    total = sum(counts.values())
-    if any(law.get(word, 0.0) <= 0 for word, n in counts.items() if n):
-        return 0.0
-    cells = [(counts.get(word, 0), total * p) for word, p in law.items() if p > 0]
-    rare = [c for c in cells if c[1] < least]
-    cells = [c for c in cells if c[1] >= least]
-    if rare:
-        cells.append((sum(n for n, _ in rare), sum(e for _, e in rare)))
-    return tail(sum((n - e) ** 2 / e for n, e in cells), max(len(cells) - 1, 1))
