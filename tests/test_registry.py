@@ -197,5 +197,5 @@ def test_a_broken_package_does_not_take_ours_down(monkeypatch: pytest.MonkeyPatc
 def test_a_package_that_takes_a_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "thief_drafter.py", name="ngram", depth=2)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(BadInput, match="two drafters are called 'ngram': .*thief_drafter"):
+    with pytest.raises(BadInput, match=r"two drafters are called 'ngram': .*thief_drafter"):
         discover(monkeypatch, EntryPoint("ngram", "thief_drafter", "outrider.drafters"))

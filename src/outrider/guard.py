@@ -54,7 +54,7 @@ class Guard:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return Proposal.empty(len(batch), self._device)
         if sound:
-            return _tidy(proposal) if proposal.columns else Proposal.empty(len(batch), self._device)
+            return _tidy(proposal) if any(proposal.widths) else Proposal.empty(len(batch), self._device)
         self._strikes += 1
         if self._strikes >= _PATIENCE:
             self._stop(
@@ -85,7 +85,7 @@ class Guard:
             return False
         limits = zip(proposal.widths, batch.room, budget.nodes, strict=True)
         fits = all(w <= min(room, nodes) for w, room, nodes in limits)
-        return fits and (proposal.columns == 0 or bool(tree.validate(proposal, self._vocab).all()))
+        return fits and (not any(proposal.widths) or bool(tree.validate(proposal, self._vocab).all()))
 
     def _stop(self, why: str) -> None:
         if not self.working:

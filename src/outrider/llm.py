@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import noise, registry
@@ -222,11 +222,12 @@ class LLM:
 def _prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
-    if len(prompts) == 0:
+    if not isinstance(prompts, Iterable):
+        raise BadInput(f"a prompt is text or a list of token ids, got {prompts!r}")
+    many = list(prompts)
+    if not many:
         raise BadInput("no prompts; give at least one")
-    if all(isinstance(p, int) for p in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    return [many] if all(isinstance(p, int) for p in many) else many  # type: ignore[list-item, return-value]
 
 
 def _ids(prompt: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -93,12 +94,13 @@ def _write(request: Request, fresh: list[int], finish: Finish) -> int:
 
 
 def read(batch: Batch, proposal: Proposal, verdict: Verdict) -> Outcome:
-    """One device-to-host copy of everything the host wants to know about a round."""
-    n, b = proposal.columns, len(batch)
-    head = torch.stack([verdict.accepted, verdict.counts, verdict.finish, proposal.sizes], dim=1)
-    parts = [head, verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source]
-    table = torch.cat(parts, dim=1).tolist()
-    split = [4, 5 + n, 5 + 2 * n, 5 + 3 * n, 5 + 4 * n]
-    cut = [[row[lo:hi] for row in table] for lo, hi in zip(split, [*split[1:], 5 + 5 * n], strict=True)]
-    columns = [[row[i] for row in table] for i in range(4)] if b else [[], [], [], []]
-    return Outcome(batch, columns[0], columns[1], columns[2], columns[3], *cut)
+    """Everything the host wants to know about a round, in one device-to-host copy."""
+    heads = (verdict.accepted, verdict.counts, verdict.finish, proposal.sizes)
+    tables = (verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source)
+    if verdict.counts.device.type == "cpu":
+        return Outcome(batch, *(h.tolist() for h in heads), *(t.tolist() for t in tables))
+    packed = torch.cat([torch.stack(heads, dim=1), *tables], dim=1).tolist()
+    columns = [[row[i] for row in packed] for i in range(len(heads))]
+    edges = accumulate((t.shape[1] for t in tables), initial=len(heads))
+    spans = [[row[lo:hi] for row in packed] for lo, hi in pairwise(edges)]
+    return Outcome(batch, *columns, *spans)

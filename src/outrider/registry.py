@@ -115,7 +115,13 @@ def parse(spec: str) -> Drafter:
         if key in values:
             raise BadInput(f"{key} is given twice in {spec!r}")
         values[key] = value
-    return typing.cast(Drafter, cls(configure(cls, values)))
+    config = configure(cls, values)
+    try:
+        return typing.cast(Drafter, cls(config))
+    except OutriderError:
+        raise
+    except Exception as error:
+        raise BadInput(f"drafter {_name(cls)!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def configure(cls: type, values: dict[str, str]) -> Any:

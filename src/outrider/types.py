@@ -7,7 +7,7 @@ score tensor answers "what follows slot s". Positions count tokens (depth), neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -201,9 +201,9 @@ class Proposal:
 
     def to(self, device: torch.device | str) -> Proposal:
         """The same guesses on another device."""
-        moved = (t.to(device) for t in (self.tokens, self.parents, self.sizes, self.source))
         q = None if self.q is None else self.q.to(device)
-        return Proposal(*moved, self.widths, self.linear, q, self.resume)
+        tokens, parents, sizes, source = (t.to(device) for t in (self.tokens, self.parents, self.sizes, self.source))
+        return replace(self, tokens=tokens, parents=parents, sizes=sizes, source=source, q=q)
 
     @classmethod
     def empty(cls, batch: int, device: torch.device | str = "cpu") -> Proposal:
