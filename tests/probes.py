@@ -185,7 +185,8 @@ class Merger(Drafter):
         half = tuple(n // 2 for n in budget.nodes)
         budget = Budget(tuple(min(d, h) for d, h in zip(budget.depth, half, strict=True)), half)
         self.parts = [d.propose(batch, budget) for d in self.both]
-        self.parts = [replace(p, source=torch.full_like(p.source, i)) for i, p in enumerate(self.parts)]
+        # Which law drew a merged node cannot be told: without q its guesses are judged as certain ones, which is exact, too.
+        self.parts = [replace(p, source=torch.full_like(p.source, i), q=None) for i, p in enumerate(self.parts)]
         merged, self.maps = tree.merge(self.parts)
         return merged
 

@@ -25,7 +25,8 @@ class SamplingParams:
     The order of work is fixed: penalties, bias, masks (bad words, allowed ids, min_tokens), then temperature, top-k,
     top-p, min-p on tempered scores; noise last. `temperature=0` is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are
     off. `seed=None` draws 64 random bits, which the result returns. `depth` limits how far speculation looks ahead for
-    this request (0: plain decoding); None leaves it to the engine.
+    this request (0: plain decoding); None leaves it to the engine. `accept` names this request's acceptance rule, as in `LLM`;
+    None takes the engine's.
 
     `logprobs=k` asks for the log-probability of every token written and of the k likeliest at its place, `prompt_logprobs=k` for
     those of the prompt (always of the raw distribution). `logprobs_mode`: `raw`, the model's own distribution (softmax of its
@@ -65,6 +66,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logprobs_mode: str = "raw"
     processors: tuple[Processor, ...] = ()
+    accept: str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import logprobs, metrics
+from .accept import lossless
 from .guard import Guard
 from .logprobs import Measured
 from .outcome import Outcome, read
@@ -40,6 +41,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request; `OutOfMemory` if it can never fit."""
+        request.lossless = lossless(request.rule)
         self.scheduler.add(request)
         request.started = time.perf_counter()
 

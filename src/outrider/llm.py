@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import noise, registry
-from .accept import rule
+from .accept import PerRequest, lossless
 from .config import SamplingParams
 from .control import Fixed
 from .drafters import AUTO
@@ -33,7 +33,8 @@ class LLM:
     """A language model that answers faster, without changing a word.
 
     `model`: directory, GGUF file, hub id, or the embedded default's name. `draft`: `NAME[:key=value,...]`, or `auto`.
-    `accept`: the acceptance rule. `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else CPU in float32.
+    `accept`: the acceptance rule of requests that name none (`typical` and `threshold` are lossy: results then say
+    `lossless=False`). `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else CPU in float32.
     `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`: `paged`, or
     `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of what
     shares its pass, at some cost. `progress` hears one line per slow step of loading.
@@ -56,7 +57,7 @@ class LLM:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
-        accept_rule = rule(accept)
+        accept_rule = PerRequest(accept)
         drafter = registry.parse(self._pick(draft))
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
         parts = assemble(setup, drafter, progress or (lambda line: None))
@@ -74,7 +75,7 @@ class LLM:
         where the drafter's or the rule's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
-        accept_rule, drafter = rule(accept), registry.parse(self._pick(draft))
+        accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
         guard = Guard(drafter, self._target.vocab_size)
         needs, sinks = self._target.needs, self.engine.sinks
         try:
@@ -232,11 +233,13 @@ class LLM:
             stop_ids=frozenset(stops),
             bad_words=bad_words,
             limit=self.max_model_len - len(ids),
-            rule=self.accept.name,
+            rule=params.accept or self.accept.name,
             text=self._text(params),
         )
 
     def _check(self, ids: list[int], params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> None:
+        if params.accept is not None:
+            lossless(params.accept)  # raises for a rule that does not exist
         if not ids:
             raise BadInput("the prompt is empty; give at least one token")
         vocab = self._target.vocab_size
@@ -271,8 +274,8 @@ class LLM:
             origins=tuple(request.origins),
             finish_reason=FINISH_NAMES.get(request.finish, "abort"),
             seed=request.seed,
-            stats=summarise(request.stats, self.drafter_name),
-            lossless=self.accept.lossless,
+            stats=summarise(request.stats, self.drafter_name, request.rule, request.lossless),
+            lossless=request.lossless,
             error=request.error,
             logprobs=tuple(request.logprobs) if params.logprobs is not None else None,
             processed_logprobs=tuple(request.processed_logprobs)

@@ -10,6 +10,7 @@ import torch
 
 from .cache.paged import PagedCache
 from .cache.slots import SlotCache
+from .draws import Drawer
 from .errors import BadInput, OutOfMemory
 from .models import weights
 from .models.hf import Decoder
@@ -77,15 +78,16 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str,
     """What `drafter` is given, with just what it declared it needs."""
     needs = drafter.needs
     target.needs = needs
+    sampler = Drawer(target.sampler)
     return Start(
         name,
         target.vocab_size,
         target.max_len,
         target.device,
         target.decoder.dtype,
-        target.sampler,
+        sampler,
         vocab,
-        View(target) if needs.target else None,
+        View(target, sampler) if needs.target else None,
         target.cache.attach(needs.kv) if needs.kv is not None else None,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .types import NONE, Committed, Stats, StepEvent, Summary
+from .types import COUPLED, NONE, Committed, Stats, StepEvent, Summary
 
 
 def add(stats: Stats, item: Committed) -> None:
@@ -32,7 +32,7 @@ def charge(event: StepEvent, now: float) -> None:
             stats.first_token_seconds = stats.seconds
 
 
-def summarise(stats: Stats, drafter: str) -> Summary:
+def summarise(stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool = True) -> Summary:
     """`Stats` as users script against them."""
     return Summary(
         tokens=stats.tokens,
@@ -48,4 +48,6 @@ def summarise(stats: Stats, drafter: str) -> Summary:
         tokens_per_second=stats.tokens / stats.seconds if stats.seconds else 0.0,
         first_token_seconds=stats.first_token_seconds,
         drafter=drafter,
+        accept=accept,
+        lossless=lossless,
     )

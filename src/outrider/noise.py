@@ -5,6 +5,10 @@ on consecutive seeds. Key = (request key, purpose), counter = (v // 4 + 1, posit
 v % 4 of its block. Text noise has purpose, node and round start 0: whoever asks, in any batch and any order, gets the same
 value, so a drafter that knows the key adds the noise the target will add. `oracle.gumbel` is the definition.
 
+The classical rules draw from streams instead: purposes DRAFT, ACCEPT and RESIDUAL, position 0, `node` the slot in the round and
+`round start` the number of tokens known before it. A stream must not be keyed by position alone: rules that look ahead before
+they reject have used a position's randomness already when the next round comes (`oracle.uniform` is the definition).
+
 u = ((word >> 12) + 1/2) / 2**52 is never 0 or 1, so the noise is finite: -3.6 < g < 36.8. Logarithms are taken in fp64 and
 rounded to fp32: fp64 logarithms of different libraries differ in the last bit at most, which the rounding hides.
 """
@@ -25,6 +29,8 @@ from torch import Tensor
 Words = npt.NDArray[np.uint64]
 Singles = npt.NDArray[np.float32]
 
+DRAFT, ACCEPT, RESIDUAL = 1, 2, 3
+"""Purposes of the streams of the classical rules; drafters are given the first only."""
 _TEXT = 0
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
@@ -169,19 +175,44 @@ def tensor_at(keys: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     return _tensor_gumbel(torch.stack(words).gather(0, (ids % 4)[None])[0])
 
 
+def uniforms(keys: Tensor, purpose: int, nodes: Tensor, starts: Tensor) -> Tensor:
+    """One number in [0, 1) per element of a stream, fp64 multiples of 2**-52: `keys`, `nodes` and `starts` are int64 and
+    broadcast to the shape of the result. On any device, without a host sync."""
+    shape = torch.broadcast_shapes(keys.shape, nodes.shape, starts.shape)  # type: ignore[no-untyped-call]
+    key, node, start = (t.expand(shape) for t in (keys, nodes, starts))
+    words = tensor_philox(key, torch.ones_like(node), torch.zeros_like(node), node, start, purpose)
+    return _shift(words[0], 12).double() * 2.0**-52
+
+
+def stream_gumbel(keys: Tensor, nodes: Tensor, starts: Tensor, vocab: int, purpose: int = DRAFT) -> Tensor:
+    """Gumbel noise of a stream, fp64 (fp32 values): one row per element of `keys`, `nodes` and `starts [S]` -> `[S, vocab]`."""
+    if keys.device.type != "cpu":
+        blocks = torch.arange(1, (vocab + 3) // 4 + 1, device=keys.device).expand(len(keys), -1)
+        node, start = (t[:, None].expand_as(blocks) for t in (nodes, starts))
+        words = tensor_philox(keys[:, None], blocks, torch.zeros_like(blocks), node, start, purpose)
+        return _tensor_gumbel(torch.stack(words, dim=-1).flatten(1)[:, :vocab]).double()
+    where = zip(key_list(keys), nodes.tolist(), starts.tolist(), strict=True)
+    rows = [np.random.Philox(key=[k, purpose], counter=[0, 0, n, s]).random_raw(vocab) for k, n, s in where]
+    drawn = np.stack(rows) if rows else np.empty((0, vocab), dtype=np.uint64)
+    return torch.from_numpy(to_gumbel(drawn)).double()
+
+
 def _tensor_gumbel(words: Tensor) -> Tensor:
     u = (_shift(words, 12).double() + 0.5) * 2.0**-52
     return (-torch.log(-torch.log(u))).float()
 
 
-def tensor_philox(key: Tensor, block: Tensor, position: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox4x64-10 of counter (block, position, 0, 0) and key (key, 0); four unsigned
+def tensor_philox(
+    key: Tensor, block: Tensor, position: Tensor, node: Tensor | None = None, start: Tensor | None = None, purpose: int = _TEXT
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox4x64-10 of counter (block, position, node, round start) and key (key, purpose); four unsigned
     words as int64 bits, each shaped like `block`."""
-    c0, c1, c2, c3 = block, position, torch.zeros_like(block), torch.zeros_like(block)
+    zero = torch.zeros_like(block)
+    c0, c1, c2, c3 = block, position, zero if node is None else node, zero if start is None else start
     for r in range(10):
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high2, low2 = _multiply(c2, _MULTIPLIERS[1])
-        k0, k1 = key + _signed(r * _WEYL[0]), _signed(_TEXT + r * _WEYL[1])
+        k0, k1 = key + _signed(r * _WEYL[0]), _signed(purpose + r * _WEYL[1])
         c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
     return c0, c1, c2, c3
 

@@ -50,6 +50,12 @@ def gumbel(key: int, position: int, v: int, rounds: int = 10) -> float:
     return -math.log(-math.log(u))
 
 
+def uniform(key: int, purpose: int, node: int, start: int) -> float:
+    """A number in [0, 1) of one of the classical rules' streams: word 0 of block 1 at position 0, for slot `node` of the round
+    that began with `start` known tokens; u = (word >> 12) / 2**52."""
+    return (philox4x64((1, 0, node, start), (key, purpose))[0] >> 12) * 2.0**-52
+
+
 def single(x: float) -> float:
     """`x` rounded to fp32: 24 significant bits, ties to even (noise is never near the limits of fp32's exponent)."""
     if x == 0:

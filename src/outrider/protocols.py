@@ -84,6 +84,18 @@ class Sampler(Protocol):
     def release(self, request: Request) -> None: ...
 
 
+class DraftSampler(Sampler, Protocol):
+    """The sampler lent to drafters. For requests under a classical rule its noise is the draft stream's, and it remembers what
+    each slot's children were drawn from; for the rest it is the target's.
+
+    A drafter that took slot s's children from its scores of slot s, the best ones in falling order, their number settled before
+    it looked (`Request.sampled`), says so with `attach`, which puts those probabilities into `Proposal.q`. One that does not is
+    as exact, and its guesses are accepted as often as the target would draw them by itself.
+    """
+
+    def attach(self, batch: Batch, proposal: Proposal) -> Proposal: ...
+
+
 class PoolView(Protocol):
     """A drafter's own KV in the target's pool: layers numbered from 0, slots shared with the target's block tables."""
 
@@ -106,7 +118,7 @@ class TargetView(Protocol):
     hidden_size: int
     max_len: int
     device: torch.device
-    sampler: Sampler
+    sampler: DraftSampler
 
     def run(
         self,
@@ -129,7 +141,7 @@ class Start:
     max_len: int
     device: torch.device
     dtype: torch.dtype
-    sampler: Sampler
+    sampler: DraftSampler
     vocab: Mapping[str, int] | None = None
     view: TargetView | None = None
     pool: PoolView | None = None
@@ -179,7 +191,8 @@ class Drafter(Protocol):
 
 
 class AcceptanceRule(Protocol):
-    """Decides which guesses are kept. A pure function of its arguments."""
+    """Decides which guesses are kept. A pure function of its arguments. Randomness comes from streams keyed by (request key,
+    purpose, round start, slot); what a rule compares comes from `Scores.choice` (coupled) or `Scores.processed` (the rest)."""
 
     name: str
     lossless: bool

@@ -82,7 +82,8 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     """Which requests' guesses are sound: `[B]` bool, with B the number of `widths`.
 
     Sound means: sizes within widths and columns, parents before children, tokens within the vocabulary, siblings
-    distinct, sources known, and one chain if `linear` promises it. Wrong dtypes or shapes make all of them unsound."""
+    distinct, sources known, and one chain if `linear` promises it. Wrong dtypes or shapes make all of them unsound, and so does a
+    `q` with a row that is neither a law nor zero (that it is the law that drew, nobody can check)."""
     batch, columns = len(proposal.widths), proposal.tokens.shape[-1] if proposal.tokens.dim() else 0
     device = proposal.tokens.device
     if not _well_formed(proposal, batch, columns):
@@ -90,6 +91,8 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     tokens, parents, sizes = proposal.tokens, proposal.parents, proposal.sizes
     idle = ~used(sizes, columns)
     column = torch.arange(columns, device=device)
+    if proposal.q is not None and not _laws(proposal.q, vocab_size):
+        return torch.zeros(batch, dtype=torch.bool, device=device)
     node = (tokens >= 0) & (tokens < vocab_size) & (proposal.source >= PROBE)
     widths = torch.tensor(proposal.widths, dtype=torch.int64, device=device)
     fits = (sizes >= 0) & (sizes <= widths)
@@ -155,6 +158,13 @@ def _well_formed(proposal: Proposal, batch: int, columns: int) -> bool:
         and all(0 <= width <= columns for width in proposal.widths)
         and (q is None or (q.dim() == 3 and q.shape[:2] == (batch, columns + 1) and q.is_floating_point()))
     )
+
+
+def _laws(q: Tensor, vocab_size: int) -> bool:
+    """Whether every row of `q [B, N + 1, V]` sums to 1 or 0 and has no negative entry."""
+    total = q.sum(2, dtype=torch.float64)
+    sums = ((total - 1).abs() < 1e-3) | (total == 0)
+    return q.shape[2] == vocab_size and bool((sums & (q >= 0).all(2)).all())
 
 
 def _side_by_side(proposals: Sequence[Proposal]) -> tuple[Tensor, Tensor, Tensor, Tensor]:

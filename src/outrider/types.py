@@ -1,8 +1,8 @@
 """The nouns. Everything is frozen except `Request`, the one thing with a life.
 
-Shapes: B requests in a batch, N columns of the widest proposal, R rows of a packed pass, V vocabulary.
-*Slot* 0 of a request is its last committed token, slot j + 1 is node j of its proposal; row s of any
-score tensor answers "what follows slot s". Positions count tokens (depth), never slots.
+Shapes: B requests in a batch, N columns of the widest proposal, R rows of a packed pass, V vocabulary. *Slot* 0 of a request is
+its last committed token, slot j + 1 is node j of its proposal; row s of any score tensor answers "what follows slot s". Positions
+count tokens (depth), never slots.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ PROBE = -1
 NONE = -1
 """Padding in tables of columns and tokens."""
 
+COUPLED = "coupled"
+"""The default rule: the only one whose text is fixed by noise keyed by position (see `noise.py`)."""
+
 
 class Finish(IntEnum):
     """Why a request ended. The names in results are `FINISH_NAMES`."""
@@ -41,13 +44,10 @@ FINISH_NAMES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "err
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence being written.
-
-    `tokens` is prompt and output together; `computed` counts the tokens whose KV the target holds.
-    `key` is the 64-bit seed of all noise of this request (see `noise.request_key`); it never changes,
-    whatever is retried, resumed or preempted. `index` counts the samples of one prompt; `twin` is the first of them, whose
-    prompt KV may be copied. `failures`: what went wrong in custom processors, by the sequence they were given.
-    """
+    """One sequence being written. `tokens` is prompt and output together; the KV of the first `computed` is in the cache. `key` is
+    the 64-bit seed of all its noise (`noise.request_key`) and never changes, whatever is retried or preempted. `rule` names the
+    acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `failures`:
+    what went wrong in custom processors, by the sequence they were given."""
 
     id: int
     tokens: list[int]
@@ -58,7 +58,8 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     bad_words: tuple[tuple[int, ...], ...] = ()
     limit: int = 2**31
-    rule: str = "coupled"
+    rule: str = COUPLED
+    lossless: bool = True
     computed: int = 0
     finish: Finish = Finish.RUNNING
     stats: Stats = field(default_factory=lambda: Stats())
@@ -77,6 +78,16 @@ class Request:
     def output(self) -> list[int]:
         """Tokens committed so far, without the prompt."""
         return self.tokens[self.prompt_len :]
+
+    @property
+    def classical(self) -> bool:
+        """Whether the rule is one of those that compare distributions: they need processed scores and draw from streams."""
+        return self.rule != COUPLED
+
+    @property
+    def sampled(self) -> bool:
+        """Whether guesses are draws whose probabilities the rule wants. Then how many are drawn is settled beforehand."""
+        return self.classical and not self.params.greedy
 
     @property
     def pending(self) -> int:
@@ -131,13 +142,15 @@ class Budget:
 class Slots:
     """Where each of S score rows stands, for processors and noise. `request [S]` indexes `requests`; `position [S]` is the
     position of the token to be chosen (prompt length + tokens written before it); `path [S, D]` the drafted tokens between
-    the request's known tokens and this slot, root first, padded with NONE; `depth [S]` how many they are. All int64."""
+    the request's known tokens and this slot, root first, padded with NONE; `depth [S]` how many they are; `slot [S]` the slots
+    themselves, where known (streams are keyed by them). All int64."""
 
     requests: tuple[Request, ...]
     request: Tensor
     position: Tensor
     path: Tensor
     depth: Tensor
+    slot: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +198,8 @@ class Proposal:
     (columns in use), `source [B, N]` (which drafter offered the node; PROBE = scored but no guess), all int64 on the
     target's device. Children of one node carry distinct tokens. `widths` are host-known upper bounds of `sizes`, which
     give the pass its shape. `linear` promises that every request's nodes form one chain. `q [B, N + 1, V]`, where a
-    classical rule needs it: row s drew slot s's children, in column order, without replacement."""
+    classical rule needs it: row s drew slot s's children, in column order, without replacement. It holds probabilities; a row of
+    zeros (and no q at all) says that the children are no draws, but guesses made without looking at the rule's randomness."""
 
     tokens: Tensor
     parents: Tensor
@@ -235,9 +249,9 @@ class Proposal:
         widths = tuple(len(t) for t in nodes)
         n = max(widths, default=0)
         padded = [t + [(0, ROOT)] * (n - len(t)) for t in nodes]
-        both = torch.tensor(padded, dtype=torch.int64).reshape(len(nodes), n, 2).to(device)
+        tokens, parents = torch.tensor(padded, dtype=torch.int64).reshape(len(nodes), n, 2).to(device).unbind(2)
         sizes = torch.tensor(widths, dtype=torch.int64, device=device)
-        return cls(both[..., 0], both[..., 1], sizes, torch.full_like(both[..., 0], source), widths)
+        return cls(tokens, parents, sizes, torch.full_like(tokens, source), widths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +259,9 @@ class Scores:
     """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
     valid score); `rows` and `features` for every row of the pass, prompt rows included; `logits` raw fp32 `[S, V]` for the
     rows with a slot, in row order, only if asked for, `slots` where those stand; `prompt [E, V]` likewise of the prompt's tokens
-    `prompt_at [E]` (index in the batch, position), which only prompt logprobs ask for."""
+    `prompt_at [E]` (index in the batch, position), which only prompt logprobs ask for. `processed [B, N + 1, V]`: scores whose
+    softmax is what a slot's token is to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where
+    there is no valid score); only where a request of the batch is `classical`."""
 
     choice: Tensor
     rows: PassRows
@@ -254,6 +270,7 @@ class Scores:
     slots: Slots | None = None
     prompt: Tensor | None = None
     prompt_at: tuple[tuple[int, int], ...] = ()
+    processed: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,8 +381,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`Stats` as users script against them (the `stats` object of `--json`). Times in seconds;
-    `acceptance_by_position[i]` is the share of offered guesses at depth i + 1 that were kept."""
+    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of the guesses at depth i + 1."""
 
     tokens: int
     rounds: int
@@ -380,3 +396,5 @@ class Summary:
     tokens_per_second: float
     first_token_seconds: float
     drafter: str
+    accept: str = COUPLED
+    lossless: bool = True

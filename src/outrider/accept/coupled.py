@@ -24,7 +24,12 @@ class Coupled:
     lossless = True
 
     def __call__(self, proposal: Proposal, scores: Scores, batch: Batch) -> Verdict:
-        return (walk if scores.choice.device.type == "cpu" else vectorised)(proposal, scores.choice, batch)
+        return follow(proposal, scores.choice, batch)
+
+
+def follow(proposal: Proposal, choice: Tensor, batch: Batch) -> Verdict:
+    """Keep the path that agrees with `choice [B, N + 1]`, whoever made the choice: the other rules end here, too."""
+    return (walk if choice.device.type == "cpu" else vectorised)(proposal, choice, batch)
 
 
 def walk(proposal: Proposal, choice: Tensor, batch: Batch) -> Verdict:

@@ -32,6 +32,8 @@ STATS_FIELDS = (
     "seconds",
     "tokens_per_second",
     "drafter",
+    "accept",
+    "lossless",
 )
 """What `--json` prints: scripts depend on these names."""
 

@@ -31,7 +31,14 @@ Draft = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
-Accept = Annotated[str, typer.Option(help="The acceptance rule; coupled keeps the text exact.", rich_help_panel=_MODEL)]
+Accept = Annotated[
+    str,
+    typer.Option(
+        help="The acceptance rule: coupled (same text as without guesses), rejection, block, traversal (same law); "
+        "LOSSY, they change what the model writes: typical, threshold.",
+        rich_help_panel=_MODEL,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.", rich_help_panel=_MODEL)]
 MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest sequence, prompt included.", rich_help_panel=_MODEL)]

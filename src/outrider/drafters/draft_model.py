@@ -1,7 +1,8 @@
 """A small causal LM drafts for a large one (Leviathan et al. 2023; Chen et al. 2023), chains or trees.
 
 Any model with the target's tokenizer will do; vocabularies may be padded to different sizes. It runs over its own KV cache, and
-its choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at any temperature. The cache's
+its choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at any temperature; under the
+classical rules they are draws from its own processed distribution, which the proposal then carries. The cache's
 rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full acceptance (the
 last guess was never fed), and catches up after any number of idle rounds.
 """
@@ -77,7 +78,7 @@ class DraftModel(Drafter):
         if not chosen:
             return Proposal.empty(len(batch), device)
         sub, computed = self._catch_up(batch, chosen)
-        forest = Forest(len(sub), self.config.width)
+        forest = Forest(self.config.width, [r.sampled for r in sub.requests])
         limits = [min(budget.nodes[b], self.config.width * budget.depth[b]) for b in chosen]
         for level in range(max(budget.depth[b] for b in chosen)):
             nodes, fed = forest.proposal(device), [len(t) for t in forest.trees]
@@ -88,7 +89,7 @@ class DraftModel(Drafter):
                 break
         for request, tree_, count in zip(sub.requests, forest.trees, forest.fed, strict=True):
             self._memory[request.id].ran = [token for token, _ in tree_[:count]]
-        return forest.proposal(device, chosen, len(batch))
+        return self.sampler.attach(batch, forest.proposal(device, chosen, len(batch)))
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Bring a tree's accepted path into line, as far as its nodes were fed."""
@@ -163,7 +164,7 @@ class DraftModel(Drafter):
             tokens = self.sampler.choose(out.logits, out.slots)[:, None]
             gain = torch.zeros(tokens.shape, device=tokens.device)
         else:
-            best = self.sampler.scores(out.logits, out.slots).float().topk(self.config.width)
+            best = self.sampler.scores(out.logits, out.slots).topk(self.config.width)
             tokens, gain = best.indices, best.values - best.values[:, :1]
         return forest.grow(out.slots.request.tolist(), (slot - 1).tolist(), tokens.tolist(), gain.tolist(), rooms)
 
@@ -174,10 +175,12 @@ def _computed(memories: list[Memory]) -> list[int]:
 
 class Forest:
     """Trees under construction, one per request: `trees[b]` lists `(token, parent)`, `totals[b]` a node's summed score, `fed[b]`
-    counts the nodes the draft has run."""
+    counts the nodes the draft has run. Where `drawn[b]`, the shape must not depend on what was drawn: the root has `width`
+    children, every other node one, in the order in which they were drawn."""
 
-    def __init__(self, count: int, width: int) -> None:
-        self.width = width
+    def __init__(self, width: int, drawn: list[bool]) -> None:
+        self.width, self.drawn = width, drawn
+        count = len(drawn)
         self.trees: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         self.totals: list[list[float]] = [[] for _ in range(count)]
         self.fed = [0] * count
@@ -185,14 +188,17 @@ class Forest:
     def grow(
         self, request: list[int], parent: list[int], tokens: list[list[int]], gain: list[list[float]], rooms: list[int]
     ) -> bool:
-        """Append to each tree the best `width` of its frontier's candidates, by summed score, as far as there is room."""
+        """Append to each tree the best `width` of its frontier's candidates, by summed score (drawn trees: see above), as far as
+        there is room."""
         found: list[list[tuple[float, int, int]]] = [[] for _ in self.trees]
         for r, p, row, gains in zip(request, parent, tokens, gain, strict=True):
             base = self.totals[r][p] if p != ROOT else 0.0
-            found[r] += [(base + g, p, t) for t, g in zip(row, gains, strict=True) if g > float("-inf") and t != NONE]
+            some = [(base + g, p, t) for t, g in zip(row, gains, strict=True) if g > float("-inf") and t != NONE]
+            found[r] += some[:1] if self.drawn[r] and p != ROOT else some
         grown = False
-        for tree_, totals, candidates, room in zip(self.trees, self.totals, found, rooms, strict=True):
-            best = sorted(candidates, key=lambda c: -c[0])[: max(0, min(self.width, room - len(tree_)))]
+        for tree_, totals, candidates, room, drawn in zip(self.trees, self.totals, found, rooms, self.drawn, strict=True):
+            ranked = candidates if drawn else sorted(candidates, key=lambda c: -c[0])
+            best = ranked[: max(0, min(self.width, room - len(tree_)))]
             tree_ += [(t, p) for _, p, t in best]
             totals += [g for g, _, _ in best]
             grown = grown or bool(best)

@@ -42,7 +42,7 @@ class SelfDraft(Drafter):
             if out.logits is None or out.slots is None:
                 break
             nodes = _grow(nodes, view.sampler.choose(out.logits, out.slots), out.slots.request, budget.depth)
-        return nodes
+        return view.sampler.attach(batch, nodes)
 
 
 def _grow(nodes: Proposal, choice: torch.Tensor, request: torch.Tensor, depth: tuple[int, ...]) -> Proposal:

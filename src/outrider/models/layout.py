@@ -112,13 +112,13 @@ class Layout:
         if len(self.scored) < len(request):
             request, slot, position = request[self.scored], slot[self.scored], position[self.scored]
         if self.proposal.columns == 0:
-            return Slots(batch.requests, request, position, self.proposal.tokens[:1].expand(len(slot), 0), slot)
+            return Slots(batch.requests, request, position, self.proposal.tokens[:1].expand(len(slot), 0), slot, slot)
         if self.linear:
             columns = torch.arange(self.proposal.columns, device=slot.device)
             path = self.proposal.tokens[request].masked_fill(columns >= slot[:, None], NONE)
-            return Slots(batch.requests, request, position, path, slot)
+            return Slots(batch.requests, request, position, path, slot, slot)
         paths, depth = tree.path_tokens(self.proposal)
-        return Slots(batch.requests, request, position, paths[request, slot], depth[request, slot])
+        return Slots(batch.requests, request, position, paths[request, slot], depth[request, slot], slot)
 
     def visible(self, span: Span, window: int | None = None) -> Tensor | None:
         """`[rows, length]` bool: which virtual indices each row of `span` may attend to; None if all of them."""

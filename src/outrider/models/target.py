@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .. import logprobs
+from ..draws import Drawer, processed
 from ..errors import OutriderWarning
-from ..protocols import Cache, Needs, Sampler
+from ..protocols import Cache, DraftSampler, Needs, Sampler
 from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Slots, Verdict
 from .hf import Decoder
 from .layout import Layout
@@ -46,9 +47,19 @@ class ModelTarget:
         slots = layout.slots(batch) if out.logits is not None else None
         choice = self._choices(batch, layout, out.logits, slots)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
+        told = self._processed(layout, out.logits, choice, slots) if any(r.classical for r in batch.requests) else None
         asked = self.needs.logits or any(map(logprobs.asks, batch.requests))
         at = tuple((index, position) for _, index, position in layout.prompt)
-        return Scores(choice, layout.rows, out.features, raw if asked else None, slots, out.prompt, at)
+        return Scores(choice, layout.rows, out.features, raw if asked else None, slots, out.prompt, at, told)
+
+    def _processed(self, layout: Layout, logits: Tensor | None, choice: Tensor, slots: Slots | None) -> Tensor:
+        """`[B, N + 1, V]`; see `types.Scores.processed`. NaN where no row was scored."""
+        kind = torch.float32 if logits is None else logits.dtype
+        table = torch.full((*choice.shape, self.vocab_size), torch.nan, dtype=kind, device=self.device)
+        if logits is not None and slots is not None:
+            at = (slots.request, layout.rows.slot[layout.scored])
+            table[at] = processed(self.sampler, logits, slots, choice[at])
+        return table
 
     def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None, slots: Slots | None) -> Tensor:
         """`[B, N + 1]` tokens by request and slot, NONE where no row was scored."""
@@ -103,11 +114,11 @@ def _states(resume: Resume, layout: Layout, layers: int) -> Tensor | None:
 class View:
     """`protocols.TargetView`: the target lent to a drafter."""
 
-    def __init__(self, target: ModelTarget) -> None:
+    def __init__(self, target: ModelTarget, sampler: DraftSampler | None = None) -> None:
         self._target = target
         decoder = target.decoder
         self.vocab_size, self.num_layers, self.hidden_size = target.vocab_size, decoder.num_layers, decoder.hidden_size
-        self.max_len, self.device, self.sampler = target.max_len, target.device, target.sampler
+        self.max_len, self.device, self.sampler = target.max_len, target.device, sampler or Drawer(target.sampler)
 
     def run(
         self,
