@@ -203,7 +203,7 @@ def repetitive(llm: LLM, repeats: int) -> dict[str, Any]:
             ratios = [b / a for a, b, _ in pairs]
             out[f"{name}, T={temperature}"] = {
                 "speedup": round(median(ratios), 3),
-                "quartiles": spread(ratios),
+                "range": [round(min(ratios), 3), round(max(ratios), 3)],
                 "plain_tokens_per_second": round(median([a for a, _, _ in pairs]), 1),
                 "tokens_per_second": round(median([b for _, b, _ in pairs]), 1),
                 "tokens": stats.tokens,

@@ -44,7 +44,7 @@ FINISH_NAMES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "err
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence being written. `tokens` is prompt and output together; the KV of the first `computed` is in the cache. `key` is
+    """One sequence being written. `tokens` is prompt and output together; `computed` of them have KV in the cache. `key` is
     the 64-bit seed of all its noise (`noise.request_key`) and never changes, whatever is retried or preempted. `rule` names the
     acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `failures`:
     what went wrong in custom processors, by the sequence they were given."""
