@@ -39,6 +39,6 @@ def test_faults_are_taken_out_again() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("plant", selftest.plants(), ids=lambda plant: plant.name)
 def test_power(plant: selftest.Plant) -> None:
-    """Of 40 seeds, so many that the true rate is RATE or more with 0.999 confidence (26 or more)."""
+    """Of 40 seeds, so many that the true rate is RATE or more with 0.999 confidence."""
     with selftest.vectorised(), plant.fault():
         assert sum(selftest.noticed(plant.check, 100 + seed) for seed in range(40)) >= 28

@@ -22,7 +22,7 @@ from ..types import Batch, Proposal, Request, Slots
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.5}
 """By how much rounding may move one logit, per dtype of the weights. fp16 and bf16: about four units in the last place of a logit
-of 16. fp32: what the differing order of sums in passes of different width may come to; see `audit.py` for what was measured."""
+of 16. fp32: ten times the largest difference measured; see `audit.py`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ run in the broken engine, as in a real audit: each prompt alone, without a draft
 prompts together with a drafter that knows how they should go on.
 
 Power. A check is deterministic for a seed, and fails to see its fault with some probability over seeds. `TRIES` seeds are tried.
-Over many seeds per fault, the least sensitive check (`tests/bench/test_selftest.py`) saw its fault with a frequency of `RATE` or
-more, so that TRIES independent seeds all miss it with probability (1 - RATE)**TRIES < 0.01. False alarms: texts are compared
-in fp64, where rounding (1e-13) turns a choice over with probability below 1e-11; law tests have `law.ALARM` each.
+Of 40 seeds per fault, the least sensitive check saw its fault with 37 (`tests/bench/test_selftest.py` repeats the count, and
+demands a rate above `RATE`); already at RATE, TRIES independent seeds all miss with probability (1 - RATE)**TRIES < 0.01.
+False alarms: seeds are fixed and texts are compared in fp64, where scores differ by about 1e-14 between passes, so that rounding
+turns a choice over about once in 1e13; law tests have `law.ALARM` each.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def _summary(report: Report) -> str:
     print_ = ", ".join(f"{k} {v}" for k, v in report.fingerprint.items())
     said = f"{faults} line(s) with faults" if faults else "no fault found"
     rate = report.detects
-    power = f"; each line would show a fault in {rate:.2%} of its tokens with probability 0.99 or more" if rate else ""
+    power = f"; a drafter that changed {rate:.2%} of its tokens would be found out with probability 0.99 or more" if rate else ""
     return (
         f"{said} in {report.seconds:.0f} s ({report.model}; {print_})\n"
         f"false alarms: fewer than 1e-9 a run{power}; --self-test shows that known bugs are caught"
