@@ -264,7 +264,9 @@ def test_public_surface():
 
 def test_make_test_runs_what_the_readme_says():
     [command] = re.findall(r"make test +# runs `([^`]+)`", (ROOT / "README.md").read_text())
-    recipe = subprocess.run(["make", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    recipe = subprocess.run(
+        ["make", "--no-print-directory", "--dry-run", "test"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert recipe.splitlines()[-1].endswith(command)
 
 

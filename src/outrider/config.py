@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import BadInput
 
@@ -70,12 +70,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stops = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop or ())
         put(self, "stop", stops)
-        put(self, "bad_words", tuple(self.bad_words))
-        put(self, "stop_token_ids", tuple(self.stop_token_ids))
+        put(self, "bad_words", _listed("bad_words", self.bad_words))
+        put(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
-            put(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            put(self, "allowed_token_ids", _listed("allowed_token_ids", self.allowed_token_ids))
+        for token in (*self.stop_token_ids, *(self.allowed_token_ids or ())):
+            _integer("a token id", token)
+        if not isinstance(self.logit_bias, Mapping):
+            raise BadInput(f"logit_bias must map token ids to numbers, got {self.logit_bias!r}")
         put(self, "processors", tuple(self.processors))
         for name, low, high, hint in _RANGES:
             _number(name, getattr(self, name), low, high, hint)
@@ -101,7 +105,7 @@ class SamplingParams:
             raise BadInput("stop strings and bad words must be non-empty strings")
         for token, bias in self.logit_bias.items():
             _integer("logit_bias token id", token)
-            _number("logit_bias value", bias, -math.inf, math.inf, "use bad_words or allowed_token_ids to forbid tokens")
+            _number("logit_bias value", bias, -1e30, 1e30, "use bad_words or allowed_token_ids to forbid tokens")
 
     def _check_logprobs(self) -> None:
         for name in ("logprobs", "prompt_logprobs"):
@@ -130,20 +134,20 @@ class SamplingParams:
 
 _RANGES = (
     ("temperature", 0.0, 100.0, "0 is greedy, 1 is the model's own distribution"),
-    ("top_k", -1, math.inf, "0 or -1 turns it off"),
+    ("top_k", -1, 2**31, "0 or -1 turns it off"),
     ("top_p", 0.0, 1.0, "1 turns it off"),
     ("min_p", 0.0, 1.0, "0 turns it off"),
     ("repetition_penalty", 0.0, 100.0, "1 turns it off"),
     ("frequency_penalty", -100.0, 100.0, "0 turns it off"),
     ("presence_penalty", -100.0, 100.0, "0 turns it off"),
-    ("n", 1, math.inf, "the number of samples of one prompt"),
-    ("max_tokens", 1, math.inf, "ask for at least one token"),
-    ("min_tokens", 0, math.inf, "0 turns it off"),
+    ("n", 1, 4096, "the number of samples of one prompt"),
+    ("max_tokens", 1, 2**31, "ask for at least one token"),
+    ("min_tokens", 0, 2**31, "0 turns it off"),
 )
 
 
 def _number(name: str, value: object, low: float, high: float, hint: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (isinstance(value, float) and not math.isfinite(value)):
         raise BadInput(f"{name} must be a finite number, got {value!r}")
     exclusive = name in ("top_p", "repetition_penalty")
     if value < low or value > high or (exclusive and value == low):
@@ -154,3 +158,9 @@ def _number(name: str, value: object, low: float, high: float, hint: str) -> Non
 def _integer(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInput(f"{name} must be a whole number, got {value!r}")
+
+
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise BadInput(f"{name} must be a list, got {value!r}")
+    return tuple(value)

@@ -18,7 +18,7 @@ class Fixed:
         depths, nodes = [], []
         for b, request in enumerate(batch.requests):
             wish = self._depth if request.params.depth is None else request.params.depth
-            able = batch.ready[b] and batch.pending[b] == 1
+            able = batch.ready[b] and batch.pending[b] == 1 and request.computed >= request.prompt_len
             depth = max(0, min(wish, batch.room[b], request.room - 1)) if able else 0
             depths.append(depth)
             nodes.append(min(max(self._nodes, depth), batch.room[b]) if depth else 0)

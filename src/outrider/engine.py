@@ -42,6 +42,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; `OutOfMemory` if it can never fit."""
         request.lossless = lossless(request.rule)
+        if request.finish is not Finish.RUNNING:  # stopped before it began
+            return
         self.scheduler.add(request)
         request.started = time.perf_counter()
 

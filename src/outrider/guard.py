@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 from . import tree
@@ -16,12 +18,13 @@ _PATIENCE = 3
 
 class Guard:
     """Wraps a drafter. An exception, or repeated unsound proposals, switches it off for good, with a warning that says so; Ctrl-C
-    passes through. `reason` tells why it is off (None while it runs)."""
+    passes through. `reason` tells why it is off (None while it runs); `on_stop` is called when that happens."""
 
-    def __init__(self, drafter: Drafter, vocab_size: int) -> None:
-        self.drafter, self._vocab = drafter, vocab_size
+    def __init__(self, drafter: Drafter, vocab_size: int, on_stop: Callable[[], None] | None = None) -> None:
+        self.drafter, self._vocab, self.on_stop = drafter, vocab_size, on_stop
         self.reason: str | None = None
         self._strikes = 0
+        self._observes = type(drafter).observe is not Drafter.observe
 
     @property
     def name(self) -> str:
@@ -38,7 +41,7 @@ class Guard:
             self.drafter.start(start)
         except OutriderError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._stop(f"it failed to start with {type(error).__name__}: {error}")
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
@@ -50,11 +53,11 @@ class Guard:
             if isinstance(proposal, Proposal) and proposal.tokens.device.type != self._device.type:
                 proposal = proposal.to(self._device)
             sound = self._sound(proposal, batch, budget)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return Proposal.empty(len(batch), self._device)
         if sound:
-            return _tidy(proposal) if any(proposal.widths) else Proposal.empty(len(batch), self._device)
+            return _tidy(self._own(proposal)) if any(proposal.widths) else Proposal.empty(len(batch), self._device)
         self._strikes += 1
         if self._strikes >= _PATIENCE:
             self._stop(
@@ -63,20 +66,28 @@ class Guard:
         return Proposal.empty(len(batch), self._device)
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """Let the drafter see the round."""
-        if not self.working:
+        """Let the drafter see the round: copies of it, since the host has yet to read what was decided."""
+        if not self.working or not self._observes:
             return
+        fields = (verdict.path, verdict.accepted, verdict.tokens, verdict.counts, verdict.finish)
         try:
-            self.drafter.observe(batch, proposal, verdict, scores)
-        except Exception as error:
+            self.drafter.observe(batch, proposal, Verdict(*(f.clone() for f in fields)), scores)
+        except (Exception, SystemExit) as error:
             self._stop(f"it failed while observing with {type(error).__name__}: {error}")
 
     def release(self, request: Request) -> None:
         """Let the drafter forget a request."""
         try:
             self.drafter.release(request)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._stop(f"it failed while releasing a request with {type(error).__name__}: {error}")
+
+    def _own(self, proposal: Proposal) -> Proposal:
+        """A drafter that observes may still hold the tensors it proposed: what the round is judged by is a copy."""
+        if not self._observes:
+            return proposal
+        tokens, parents, sizes, source = (t.clone() for t in (proposal.tokens, proposal.parents, proposal.sizes, proposal.source))
+        return replace(proposal, tokens=tokens, parents=parents, sizes=sizes, source=source)
 
     def _sound(self, proposal: object, batch: Batch, budget: Budget) -> bool:
         if not isinstance(proposal, Proposal) or not isinstance(proposal.resume, Resume | None):
@@ -84,6 +95,8 @@ class Guard:
         if len(proposal.widths) != len(batch) or not all(isinstance(w, int) for w in proposal.widths):
             return False
         limits = zip(proposal.widths, batch.room, budget.nodes, strict=True)
+        if proposal.tokens.dim() == 2 and proposal.columns > max(budget.nodes):
+            return False
         fits = all(w <= min(room, nodes) for w, room, nodes in limits)
         return fits and (not any(proposal.widths) or bool(tree.validate(proposal, self._vocab).all()))
 
@@ -91,7 +104,10 @@ class Guard:
         if not self.working:
             return
         self.reason = f"drafter {self.name!r} was switched off: {why}"
-        warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)
+        if self.on_stop is not None:
+            self.on_stop()
+        with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors; the run goes on all the same
+            warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)
 
 
 def _tidy(proposal: Proposal) -> Proposal:

@@ -19,6 +19,7 @@ from .guard import Guard
 from .loading import Setup, assemble, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
+from .protocols import Needs
 from .scheduler import Scheduler
 from .text import TextStream
 from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result, Stats
@@ -62,7 +63,7 @@ class LLM:
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
         parts = assemble(setup, drafter, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
-        self._drafter = Guard(drafter, parts.target.vocab_size)
+        self._drafter = Guard(drafter, parts.target.vocab_size, self._capture_nothing)
         self._drafter.start(parts.start)
         scheduler = Scheduler(parts.target.cache, drafter.nodes)
         self.engine = Engine(parts.target, self._drafter, scheduler, accept_rule, Fixed(drafter))
@@ -70,13 +71,17 @@ class LLM:
         self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
 
+    def _capture_nothing(self) -> None:
+        """A drafter that is off has no needs."""
+        self._target.needs = Needs()
+
     def switch(self, draft: str, accept: str = "coupled") -> None:
         """Another drafter and rule on the model that is loaded, for requests to come. Raises `BadInput` while any is running, or
         where the drafter's or the rule's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
         accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
-        guard = Guard(drafter, self._target.vocab_size)
+        guard = Guard(drafter, self._target.vocab_size, self._capture_nothing)
         needs, sinks = self._target.needs, self.engine.sinks
         try:
             guard.start(start_for(self._target, drafter, self.name, self.tokenizer.vocab))

@@ -11,7 +11,7 @@ import torch
 from .cache.paged import PagedCache
 from .cache.slots import SlotCache
 from .draws import Drawer
-from .errors import BadInput, OutOfMemory
+from .errors import BadInput, DrafterMismatch, OutOfMemory
 from .models import weights
 from .models.hf import Decoder
 from .models.target import ModelTarget, View
@@ -77,6 +77,7 @@ def check(setup: Setup) -> None:
 def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str, int] | None) -> Start:
     """What `drafter` is given, with just what it declared it needs."""
     needs = drafter.needs
+    _check_features(needs.features, target, drafter.name)
     target.needs = needs
     sampler = Drawer(target.sampler)
     return Start(
@@ -92,13 +93,24 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str,
     )
 
 
+def _check_features(names: tuple[str, ...], target: ModelTarget, drafter: str) -> None:
+    layers = {str(i) for i in range(target.decoder.num_layers)} | {"last"}
+    for name in names:
+        kind, _, parts = name.partition(":")
+        if kind != "hidden" or not set(parts.split(",")) <= layers:
+            raise DrafterMismatch(
+                f"drafter {drafter!r} asks for feature {name!r}; this target has hidden:last and hidden:i for its "
+                f"{target.decoder.num_layers} layers (several as in hidden:0,2)"
+            )
+
+
 def pick_device(name: str) -> torch.device:
     """A device that exists. `BadInput` if it does not."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise BadInput(f"device {name!r} cannot be used here ({str(error).splitlines()[0]}); try --device cpu") from error
     return device

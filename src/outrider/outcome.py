@@ -35,6 +35,8 @@ class Outcome:
     def commit(self, b: int) -> Committed:
         """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
         request, count = self.batch.requests[b], self.counts[b]
+        if request.finish is not Finish.RUNNING:  # stopped while the round was in flight: it keeps what it had
+            return Committed(request, (), (), 0, 0, (), (), "", request.finish)
         fresh = self.tokens[b][:count]
         finish = Finish(self.finish[b])
         used = _write(request, fresh, finish)

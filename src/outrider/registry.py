@@ -138,7 +138,11 @@ def configure(cls: type, values: dict[str, str]) -> Any:
     if config is None:
         return None
     hints = typing.get_type_hints(config)
-    return config(**{k: _convert(_name(cls), k, v, hints[k]) for k, v in values.items()})
+    typed = {k: _convert(_name(cls), k, v, hints[k]) for k, v in values.items()}
+    try:
+        return config(**typed)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"drafter {_name(cls)!r} does not accept {typed}: {error}") from error
 
 
 def _name(cls: type) -> str:

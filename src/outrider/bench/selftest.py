@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from unittest import mock
 
 from .. import registry
@@ -25,7 +26,7 @@ from ..config import SamplingParams
 from ..protocols import Drafter
 from ..text import TextStream
 from ..types import Request
-from . import law, tiny
+from . import exact, law, tiny
 from .faults import Fault, faults
 from .probes import Answers, Bushy, Ragged, RaggedTrees, Replay
 
@@ -72,9 +73,29 @@ class Caught:
 
 
 def plants() -> list[Plant]:
-    """All of them, in the order of `faults()`."""
+    """All of them: the engine's, in the order of `faults()`, then those of the classical rules, by their enumerated laws."""
     checks = _checks()
-    return [Plant(name, fault, checks[name]) for name, fault in faults().items()]
+    return [Plant(name, fault, checks[name]) for name, fault in faults().items()] + _laws()
+
+
+def _laws() -> list[Plant]:
+    """The planted bugs of the classical rules. Without its bug, a law must be the target's to rounding; with it, it must not."""
+
+    def plant(name: str, error: Callable[[], float]) -> Plant:
+        broken: list[bool] = []
+
+        @contextmanager
+        def fault() -> Iterator[None]:
+            broken.append(True)
+            try:
+                yield
+            finally:
+                broken.clear()
+
+        return Plant(f"law: {name}", fault, lambda seed: (error() if broken else clean()) > exact.TOLERANCE)
+
+    clean = cache(lambda: max(exact.law_error(rule) for rule in ("rejection", "block", "traversal")))
+    return [plant(name, error) for name, error in exact.planted().items()]
 
 
 def run(plant: Plant, tries: int = TRIES) -> Caught:

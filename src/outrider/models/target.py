@@ -6,8 +6,8 @@ It composes a decoder, a KV cache and a sampler; it knows nothing of how guesses
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -30,6 +30,7 @@ class ModelTarget:
         self.decoder, self.cache, self.sampler, self.by_rows = decoder, cache, sampler, by_rows
         self.vocab_size, self.device, self.max_len = decoder.vocab_size, decoder.device, max_len
         self.needs = Needs()
+        self.lent: dict[int, Lent] = {}
 
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """The target's token after every slot; see `types.Scores`."""
@@ -38,7 +39,8 @@ class ModelTarget:
             layout = layout.reading(logprobs.asks_prompt)
         features = self.needs.features
         resume = proposal.resume
-        states = None if resume is None else _states(resume, layout, self.decoder.num_layers)
+        states = None if resume is None else _states(resume, layout, self.lent)
+        self.lent.clear()
         if resume is None or states is None:
             out = self.decoder.forward(layout, self.cache, features, by_rows=self.by_rows)
         else:
@@ -97,18 +99,46 @@ def moves(path: Tensor, known: int) -> Tensor:
     return known + torch.where(path == NONE, own, path)
 
 
-def _states(resume: Resume, layout: Layout, layers: int) -> Tensor | None:
+def _states(resume: Resume, layout: Layout, lent: Mapping[int, Lent]) -> Tensor | None:
     """Exit states in the order of the pass's rows, from however many partial runs made them. None, with a warning, if they are
-    not just the states of those rows: the pass then starts from the beginning."""
-    states = [(p.hidden, p.rows.request * 2**40 + p.rows.virtual) for p in resume.parts if p.hidden is not None]
-    if states and 0 < resume.layer <= layers:
-        hidden, have = (torch.cat(s) for s in zip(*states, strict=True))
+    not just what the target itself made this round, for these tokens at these places: the pass then starts from the beginning."""
+    runs = [lent.get(id(part)) for part in resume.parts]
+    if runs and all(run is not None and run.layers == resume.layer for run in runs):
+        hidden, have, content = (torch.cat(x) for x in zip(*((r.hidden, r.place, r.content) for r in runs if r), strict=True))
         order = have.argsort()
-        if hidden.shape[0] == have.shape[0] and torch.equal(have[order], layout.rows.request * 2**40 + layout.rows.virtual):
+        same = hidden.shape[0] == len(layout.tokens) and torch.equal(have[order], _place(layout))
+        if same and torch.equal(content[order], _content(layout)):
             return hidden[order]
     what = f"a drafter's states after layer {resume.layer} do not cover the {len(layout.tokens)} rows of the pass"
     warnings.warn(f"{what}; all layers are run, the text is unaffected", OutriderWarning, stacklevel=2)
     return None
+
+
+def _place(layout: Layout) -> Tensor:
+    """One number per row for request, position and place in the KV: rows sort by it as a pass does."""
+    rows = layout.rows
+    return (rows.request * 2**24 + rows.virtual) * 2**24 + rows.position
+
+
+def _content(layout: Layout) -> Tensor:
+    """One number per row for its token and, of a node, its parent."""
+    rows, parents = layout.rows, layout.proposal.parents
+    if parents.shape[1] == 0:
+        return layout.tokens * 2**12
+    parent = parents[rows.request, rows.slot.clamp(min=1) - 1] + 2
+    return layout.tokens * 2**12 + torch.where(rows.slot > 0, parent, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a run with `kv="shared"` computed: the states after `layers` layers, and which rows they belong to. `out` keeps the
+    drafter's copy alive, so that its identity stays its own."""
+
+    out: PassOutput
+    layers: int
+    hidden: Tensor
+    place: Tensor
+    content: Tensor
 
 
 class View:
@@ -135,4 +165,8 @@ class View:
         target = self._target
         layout = Layout.build(batch, nodes, target.cache, start)
         out = target.decoder.forward(layout, target.cache, (), layers, hidden, target.by_rows)
-        return replace(out, slots=layout.slots(batch))
+        out = replace(out, slots=layout.slots(batch))
+        if kv == "shared" and hidden is None and out.hidden is not None:
+            run = Lent(out, len(layers), out.hidden.clone(), _place(layout), _content(layout))
+            target.lent[id(out)] = run
+        return out
