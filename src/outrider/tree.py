@@ -82,8 +82,8 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     """Which requests' guesses are sound: `[B]` bool, with B the number of `widths`.
 
     Sound means: sizes within widths and columns, parents before children, tokens within the vocabulary, siblings
-    distinct, sources known, and one chain if `linear` promises it. Wrong dtypes or shapes make all of them unsound, and so does a `q`
-    with a row that is neither a law nor zero (that it is the law that drew, nobody can check)."""
+    distinct, sources known, and one chain if `linear` promises it. Wrong dtypes or shapes make all of them unsound, and so does a
+    `q` with a row that is neither a law nor zero (that it is the law that drew, nobody can check)."""
     batch, columns = len(proposal.widths), proposal.tokens.shape[-1] if proposal.tokens.dim() else 0
     device = proposal.tokens.device
     if not _well_formed(proposal, batch, columns):
