@@ -99,9 +99,8 @@ def report(name: str, shape: tuple[int, int], p: torch.Tensor, q: torch.Tensor, 
             own = rule(name)(made.to("cpu"), host, batch)
             differing = int((own.tokens != verdict.tokens.cpu()).any(1).sum())
     value = chi_squared(counts, truth)
-    print(
-        f"{name} {shape}: p-value {value:.3g}, accepted {accepted / total:.4f}, CPU differs in {differing} of {step}, {seconds:.2f} s"
-    )
+    told = f"accepted {accepted / total:.4f}, CPU differs in {differing} of {step}, {seconds:.2f} s"
+    print(f"{name} {shape}: p-value {value:.3g}, {told}")
 
 
 if __name__ == "__main__":
