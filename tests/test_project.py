@@ -24,7 +24,7 @@ LAYERS = (
     {"types", "errors"},
     {"config"},
     {"protocols"},
-    {"registry", "sampling", "noise", "processors", "draws", "oracle", "tree", "cache", "text"},
+    {"registry", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "text"},
     {"models"},
     {"accept", "drafters", "control", "metrics"},
     {"guard", "outcome", "scheduler", "engine"},

@@ -1,151 +1,31 @@
-"""Tiny random models in fp64, and engines around them: what the contract tests run on."""
+"""The tiny models live in the package, since the audit's self-test runs on them too."""
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Sequence
-from functools import cache as memo
-from typing import Any
+from outrider.bench.tiny import (
+    EOS,
+    FAMILIES,
+    VOCAB,
+    Decoder,
+    World,
+    decoder,
+    decoder_first,
+    draft_model,
+    model,
+    prompts,
+    request,
+)
 
-import torch
-import transformers
-
-from outrider.accept import rule
-from outrider.cache.paged import PagedCache
-from outrider.cache.slots import SlotCache
-from outrider.config import SamplingParams
-from outrider.control import Fixed
-from outrider.drafters.draft_model import DraftModel
-from outrider.engine import Engine
-from outrider.guard import Guard
-from outrider.loading import start_for
-from outrider.models.hf import Decoder, truncate
-from outrider.models.target import ModelTarget
-from outrider.noise import request_key
-from outrider.protocols import Drafter
-from outrider.sampling import TextSampler
-from outrider.scheduler import Scheduler
-from outrider.types import Finish, Request
-
-VOCAB = 48
-EOS = 1
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.35,
-    "bos_token_id": 0,
-    "eos_token_id": EOS,
-    "pad_token_id": 0,
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "qwen3": ("Qwen3", {}),
-    "mistral": ("Mistral", {"sliding_window": 16}),
-    "gemma3": ("Gemma3Text", {"sliding_window": 12, "query_pre_attn_scalar": 8, "layer_types": None}),
-}
-
-
-def model(family: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Any:
-    """A random model with peaked, varied predictions, the same for the same arguments."""
-    kind, extra = FAMILIES[family]
-    config_class = getattr(transformers, f"{kind}Config")
-    model_class = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")
-    options = {k: v for k, v in {**_SHAPE, **extra, **changes}.items() if v is not None}
-    torch.manual_seed(seed)
-    made = model_class(config_class(**options)).to(dtype).eval()
-    return made.requires_grad_(False)
-
-
-@memo
-def decoder(family: str = "llama", layers: int = 3, vocab: int = VOCAB) -> Decoder:
-    return Decoder(model(family, num_hidden_layers=layers, vocab_size=vocab), family)
-
-
-class World:
-    """A target with its cache, ready to run requests with any drafter."""
-
-    def __init__(
-        self,
-        family: str = "llama",
-        cache: str = "paged",
-        tokens: int = 4096,
-        max_len: int = 256,
-        by_rows: bool = False,
-        own: Decoder | None = None,
-    ) -> None:
-        self.decoder = own or decoder(family)
-        layers, dtype = self.decoder.layers, self.decoder.dtype
-        if cache == "paged":
-            self.cache: Any = PagedCache(layers, tokens // 8 + 1, 8, dtype, torch.device("cpu"))
-        else:
-            self.cache = SlotCache(layers, max(1, tokens // (max_len + 64)), max_len + 64, dtype, torch.device("cpu"))
-        self.sampler = TextSampler(self.decoder.vocab_size, None)
-        self.target = ModelTarget(self.decoder, self.cache, self.sampler, max_len, by_rows)
-
-    def engine(self, drafter: Drafter, accept: str = "coupled", **scheduling: Any) -> Engine:
-        guard = Guard(drafter, self.decoder.vocab_size)
-        guard.start(start_for(self.target, drafter, "tiny", None))
-        return Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, **scheduling), rule(accept), Fixed(drafter))
-
-    def run(
-        self, drafter: Drafter, requests: Sequence[Request], accept: str = "coupled", may_fail: bool = False, **scheduling: Any
-    ) -> list[list[int]]:
-        """Token lists of all requests, run together. The drafter must not be switched off, unless it `may_fail`."""
-        engine = self.engine(drafter, accept, **scheduling)
-        for request in requests:
-            engine.add(request)
-        for _ in range(10_000):
-            if engine.step() is None:
-                break
-        assert all(r.finish is not Finish.RUNNING for r in requests)
-        assert self.cache.free() == self.cache.capacity, "KV memory leaked"
-        assert may_fail or engine.drafter.working, engine.drafter.reason
-        return [r.output for r in requests]
-
-
-_ids = itertools.count(1)
-
-
-def request(
-    prompt: Sequence[int], params: SamplingParams | None = None, limit: int = 2**31, seed: int = 0, **extra: Any
-) -> Request:
-    params = params or SamplingParams(temperature=0.0, max_tokens=24, seed=seed)
-    ids = list(prompt)
-    seed = params.seed or seed
-    stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset({EOS}))
-    return Request(next(_ids), ids, len(ids), params, request_key(seed, ids), seed, stop_ids=stops, limit=limit, **extra)
-
-
-def prompts(count: int, seed: int = 0, low: int = 1, high: int = 30) -> list[list[int]]:
-    """Random prompts of ragged lengths, with repeats so that lookup has something to find."""
-    rng = random.Random(seed)
-    out = []
-    for _ in range(count):
-        length = rng.randint(low, high)
-        words = [rng.randrange(2, VOCAB) for _ in range(max(1, length // 2))]
-        out.append([rng.choice(words) for _ in range(length)])
-    return out
-
-
-def draft_model(layers: int = 2, family: str = "llama", vocab: int = VOCAB, **config: Any) -> DraftModel:
-    """The target's first layers as a draft model."""
-    made = DraftModel(DraftModel.Config(path="tiny", layers=layers, **config))
-    own = decoder_first(family, layers, vocab)
-    made.start = lambda start: made.bind(own, start)  # type: ignore[method-assign]
-    return made
-
-
-@memo
-def decoder_first(family: str, layers: int, vocab: int = VOCAB) -> Decoder:
-    """The first layers of the tiny target, with the target's own weights (vocabulary padded or cut to `vocab`)."""
-    whole = model(family)
-    if vocab != VOCAB:
-        whole.resize_token_embeddings(vocab, mean_resizing=False)
-    return Decoder(truncate(whole, layers), f"{family}-first-{layers}")
+__all__ = [
+    "EOS",
+    "FAMILIES",
+    "VOCAB",
+    "Decoder",
+    "World",
+    "decoder",
+    "decoder_first",
+    "draft_model",
+    "model",
+    "prompts",
+    "request",
+]

@@ -35,8 +35,8 @@ def scores_of(p: torch.Tensor, count: int) -> Scores:
 
 
 def drawn(p_q: torch.Tensor, batch: Batch, shape: tuple[int, int]) -> Proposal:
-    """Two levels, breadth first, from the draft stream: `shape` children of the root and of each of those. q is one law per
-    token before (row VOCAB for the root)."""
+    """Two levels, breadth first, children by the draft stream: `shape` children of the root and of each of those. q is one law
+    per token before (row VOCAB for the root)."""
     keys = noise.key_tensor([r.key for r in batch.requests], CUDA)
     one = torch.ones_like(keys)
 
@@ -91,16 +91,17 @@ def report(name: str, shape: tuple[int, int], p: torch.Tensor, q: torch.Tensor, 
         # a round that wrote one token is continued by the target
         more = p[verdict.tokens[:, 0].clamp(min=0)].multinomial(1)[:, 0]
         pair = torch.stack([verdict.tokens[:, 0], torch.where(verdict.counts > 1, verdict.tokens[:, 1], more)], 1)
-        codes, amounts = (pair[:, 0] * VOCAB + pair[:, 1]).unique(return_counts=True)
-        for code, n in zip(codes.tolist(), amounts.tolist(), strict=True):
+        for code, n in zip(*(t.tolist() for t in (pair[:, 0] * VOCAB + pair[:, 1]).unique(return_counts=True)), strict=True):
             counts[code // VOCAB, code % VOCAB] += n
         if start == 0:
             host = replace(scores, choice=scores.choice.cpu(), processed=scores.processed.cpu())
             own = rule(name)(made.to("cpu"), host, batch)
             differing = int((own.tokens != verdict.tokens.cpu()).any(1).sum())
     value = chi_squared(counts, truth)
-    told = f"accepted {accepted / total:.4f}, CPU differs in {differing} of {step}, {seconds:.2f} s"
-    print(f"{name} {shape}: p-value {value:.3g}, {told}")
+    print(
+        f"{name} {shape}: p-value {value:.3g}, accepted {accepted / total:.4f}, "
+        f"CPU differs in {differing} of {step}, {seconds:.2f} s"
+    )
 
 
 if __name__ == "__main__":

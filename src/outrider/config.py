@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .errors import BadInput
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Processor = Callable[[tuple[int, ...], Tensor], Tensor]
+
 MAX_SEED = 2**64
+LOGPROBS_MODES = ("raw", "processed", "both")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,17 @@ class SamplingParams:
     off. `seed=None` draws 64 random bits, which the result returns. `depth` limits how far speculation looks ahead for
     this request (0: plain decoding); None leaves it to the engine. `accept` names this request's acceptance rule, as in `LLM`;
     None takes the engine's.
+
+    `logprobs=k` asks for the log-probability of every token written and of the k likeliest at its place, `prompt_logprobs=k` for
+    those of the prompt (always of the raw distribution). `logprobs_mode`: `raw`, the model's own distribution (softmax of its
+    logits); `processed`, the one the token was drawn from, after every processor, temperature and filter (at `temperature=0`
+    softmax of the processed scores); `both`. `n` asks for that many samples of one prompt. `min_tokens` counts for stop
+    strings, too: one that is complete within the first `min_tokens` tokens does not end the text.
+
+    `processors` are functions `(tokens, scores [V]) -> scores [V]` of the whole sequence (prompt, output, and at a drafted
+    position its own guesses) and of its untempered scores after penalties, bias and masks, applied in turn before temperature.
+    They must be pure: they are called for guesses that come to nothing, more than once, in any order. They may change `scores`
+    in place. One that raises, or returns anything but finite (or -inf) scores of the same shape, ends its request with an error.
 
     Raises `BadInput`, naming the field, for values that cannot be honoured.
     """
@@ -43,6 +61,11 @@ class SamplingParams:
     seed: int | None = None
     skip_special_tokens: bool = True
     depth: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw"
+    processors: tuple[Processor, ...] = ()
     accept: str | None = None
 
     def __post_init__(self) -> None:
@@ -53,10 +76,15 @@ class SamplingParams:
         put(self, "stop_token_ids", tuple(self.stop_token_ids))
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        put(self, "processors", tuple(self.processors))
         for name, low, high, hint in _RANGES:
             _number(name, getattr(self, name), low, high, hint)
-        for name in ("top_k", "max_tokens", "min_tokens"):
+        for name in ("top_k", "max_tokens", "min_tokens", "n"):
             _integer(name, getattr(self, name))
+        self._check_logprobs()
+        wrong = next((p for p in self.processors if not callable(p)), None)
+        if wrong is not None:
+            raise BadInput(f"processors must be functions (tokens, scores) -> scores, got {wrong!r}")
         if self.seed is not None:
             _integer("seed", self.seed)
             if not 0 <= self.seed < MAX_SEED:
@@ -74,6 +102,16 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias token id", token)
             _number("logit_bias value", bias, -math.inf, math.inf, "use bad_words or allowed_token_ids to forbid tokens")
+
+    def _check_logprobs(self) -> None:
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value)
+                if value < 0:
+                    raise BadInput(f"{name} must be 0 (the token alone) or more, got {value}; leave it unset to turn it off")
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise BadInput(f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r}")
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -98,6 +136,7 @@ _RANGES = (
     ("repetition_penalty", 0.0, 100.0, "1 turns it off"),
     ("frequency_penalty", -100.0, 100.0, "0 turns it off"),
     ("presence_penalty", -100.0, 100.0, "0 turns it off"),
+    ("n", 1, math.inf, "the number of samples of one prompt"),
     ("max_tokens", 1, math.inf, "ask for at least one token"),
     ("min_tokens", 0, math.inf, "0 turns it off"),
 )

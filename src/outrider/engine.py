@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import metrics
+from . import logprobs, metrics
 from .accept import lossless
 from .guard import Guard
+from .logprobs import Measured
 from .outcome import Outcome, read
 from .protocols import AcceptanceRule, Controller, Sink, Target
 from .scheduler import Scheduler
@@ -25,6 +26,7 @@ class Pending:
     started: float
     drafted: float
     scored: float
+    logprobs: Measured | None = None
 
 
 class Engine:
@@ -60,13 +62,14 @@ class Engine:
         scores = self.target.score(batch, proposal)  # one pass over pending tokens and guesses
         scored = time.perf_counter()
         verdict = self.accept(proposal, scores, batch)  # longest agreeing path, plus one token
+        measured = logprobs.measure(batch, proposal, scores, verdict, self.target.sampler)  # of those who asked
         self.target.keep(batch, proposal, verdict)  # the path's KV stays, the rest is forgotten
         self.drafter.observe(batch, proposal, verdict, scores)
-        return Pending(batch, proposal, verdict, started, drafted, scored)
+        return Pending(batch, proposal, verdict, started, drafted, scored, measured)
 
     def settle(self, pending: Pending) -> StepEvent:
         """What the host needs: text, stop strings, statistics, freeing."""
-        outcome = read(pending.batch, pending.proposal, pending.verdict)
+        outcome = read(pending.batch, pending.proposal, pending.verdict, pending.logprobs)
         self.scheduler.advance(pending.batch, outcome.accepted, outcome.counts, outcome.tokens)
         event = self._event(pending, outcome)
         for item in event.committed:

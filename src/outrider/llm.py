@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import noise, registry
@@ -15,12 +16,12 @@ from .drafters import AUTO
 from .engine import Engine
 from .errors import BadInput
 from .guard import Guard
-from .loading import Setup, assemble
+from .loading import Setup, assemble, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
 from .scheduler import Scheduler
 from .text import TextStream
-from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result
+from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result, Stats
 
 if TYPE_CHECKING:
     pass
@@ -66,8 +67,26 @@ class LLM:
         scheduler = Scheduler(parts.target.cache, drafter.nodes)
         self.engine = Engine(parts.target, self._drafter, scheduler, accept_rule, Fixed(drafter))
         self.accept, self._count = accept_rule, 0
-        self._current: Request | None = None
+        self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
+
+    def switch(self, draft: str, accept: str = "coupled") -> None:
+        """Another drafter and rule on the model that is loaded, for requests to come. Raises `BadInput` while any is running, or
+        where the drafter's or the rule's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
+        if not self.engine.scheduler.idle:
+            raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
+        accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
+        guard = Guard(drafter, self._target.vocab_size)
+        needs, sinks = self._target.needs, self.engine.sinks
+        try:
+            guard.start(start_for(self._target, drafter, self.name, self.tokenizer.vocab))
+        except Exception:
+            self._target.needs = needs  # the old drafter stays
+            raise
+        scheduler = Scheduler(self._target.cache, drafter.nodes)
+        self.engine = Engine(self._target, guard, scheduler, accept_rule, Fixed(drafter))
+        self.engine.sinks = sinks
+        self._drafter, self.accept = guard, accept_rule
 
     def _pick(self, draft: str) -> str:
         if draft != "auto":
@@ -94,13 +113,15 @@ class LLM:
     ) -> list[Result]:
         """Complete one prompt or several (text or token ids), all in one batch; results in the order of the prompts.
 
-        `params` is one for all, or one each. Raises `BadInput` for prompts that are empty or longer than the context.
+        `params` is one for all, or one each. With `n > 1`, `Result.samples` has all samples of a prompt. Raises
+        `BadInput` for prompts that are empty or longer than the context.
         """
         many = _prompts(prompts)
         each = [params] * len(many) if params is None or isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise BadInput(f"{len(many)} prompts but {len(each)} params; give one for all, or one each")
-        requests = [self._request(p, q or SamplingParams()) for p, q in zip(many, each, strict=True)]
+        groups = [self._requests(p, q or SamplingParams()) for p, q in zip(many, each, strict=True)]
+        requests = [request for group in groups for request in group]
         try:
             for request in requests:
                 self.engine.add(request)
@@ -108,28 +129,33 @@ class LLM:
                 self._step()
         finally:
             self.engine.abort(requests)
-        return [self._result(r, p) for r, p in zip(requests, many, strict=True)]
+        return [self._results(group, p) for group, p in zip(groups, many, strict=True)]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Complete one prompt, yielding each round as it comes; the last chunk carries the `Result`. Closing the iterator, or
-        Ctrl-C, stops the request within a round (`interrupt` then tells how far it got)."""
-        request = self._request(prompt, params or SamplingParams())
-        self._current = request
-        return self._rounds(request, prompt)
+        """Complete one prompt, yielding each round as it comes; the last chunk carries the `Result`. With `n > 1` the samples'
+        chunks come mixed, told apart by `Chunk.index`, and the last one of each sample carries its result. Closing the iterator,
+        or Ctrl-C, stops the request within a round (`interrupt` then tells how far it got)."""
+        requests = self._requests(prompt, params or SamplingParams())
+        self._current = requests
+        return self._rounds(requests, prompt)
 
-    def _rounds(self, request: Request, prompt: Prompt) -> Iterator[Chunk]:
-        self.engine.add(request)
-        inbox = self._inboxes[request.id] = deque[Committed]()
+    def _rounds(self, requests: list[Request], prompt: Prompt) -> Iterator[Chunk]:
+        inbox = deque[Committed]()
         try:
-            while request.finish is Finish.RUNNING or inbox:
+            for request in requests:
+                self.engine.add(request)
+                self._inboxes[request.id] = inbox
+            while inbox or any(r.finish is Finish.RUNNING for r in requests):
                 if not inbox:
                     self._step()
                 while inbox:
                     item = inbox.popleft()
-                    yield _chunk(item, self._result(request, prompt) if item.finish is not Finish.RUNNING else None)
+                    ended = item.finish is not Finish.RUNNING
+                    yield _chunk(item, self._result(item.request, prompt, requests[0]) if ended else None)
         finally:
-            self.engine.abort([request])
-            del self._inboxes[request.id]
+            self.engine.abort(requests)
+            for request in requests:
+                self._inboxes.pop(request.id, None)
 
     def _step(self) -> None:
         """One round; what it committed goes to the streams that are open, whoever asked for the round."""
@@ -148,18 +174,47 @@ class LLM:
 
     def interrupt(self) -> Result | None:
         """Stop the streamed request, if one is running, and return what it has so far."""
-        request = self._current
-        if request is None:
+        requests = self._current
+        if not requests:
             return None
-        self.engine.abort([request])
-        if request.text is not None:
-            request.text.push([], last=True)
-        return self._result(request, None)
+        self.engine.abort(requests)
+        for request in requests:
+            if request.text is not None:
+                request.text.push([], last=True)
+        return self._results(requests, None)
 
     def close(self) -> None:
         """Stop everything and drop the queue. The object must not be used afterwards."""
         scheduler = self.engine.scheduler
         self.engine.abort([*scheduler.running, *scheduler.waiting])
+
+    def _requests(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
+        """One request per sample. The others copy the first one's prompt KV, unless the drafter wants to see every prompt row."""
+        first = self._request(prompt, params)
+        others = [self._sample(first, index) for index in range(1, params.n)]
+        return [first, *others]
+
+    def _sample(self, first: Request, index: int) -> Request:
+        self._count += 1
+        return replace(
+            first,
+            id=self._count,
+            index=index,
+            tokens=list(first.tokens),
+            key=noise.request_key(first.seed, first.tokens, index),
+            twin=None if self._drafter.drafter.needs.features else first,
+            text=self._text(first.params),
+            stats=Stats(),
+            origins=[],
+            logprobs=[],
+            processed_logprobs=[],
+            prompt_logprobs=[],
+            failures={},
+        )
+
+    def _text(self, params: SamplingParams) -> TextStream:
+        include, skip = params.include_stop_str_in_output, params.skip_special_tokens
+        return TextStream(self.tokenizer, params.stops, include, skip, params.min_tokens)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
@@ -179,7 +234,7 @@ class LLM:
             bad_words=bad_words,
             limit=self.max_model_len - len(ids),
             rule=params.accept or self.accept.name,
-            text=TextStream(self.tokenizer, params.stops, params.include_stop_str_in_output, params.skip_special_tokens),
+            text=self._text(params),
         )
 
     def _check(self, ids: list[int], params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> None:
@@ -203,8 +258,14 @@ class LLM:
         forms = {tuple(self.tokenizer.encode(f, special=False)) for w in words for f in (w, " " + w.lstrip())}
         return tuple(sorted(f for f in forms if f))
 
-    def _result(self, request: Request, prompt: Prompt | None) -> Result:
+    def _results(self, requests: list[Request], prompt: Prompt | None) -> Result:
+        first, *others = [self._result(r, prompt, requests[0]) for r in requests]
+        return replace(first, others=tuple(others))
+
+    def _result(self, request: Request, prompt: Prompt | None, first: Request) -> Result:
+        """One sample's result; the log-probabilities of the prompt are those of the `first` sample."""
         text = request.text.text if request.text is not None else ""
+        params = request.params
         return Result(
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=tuple(request.tokens[: request.prompt_len]),
@@ -216,6 +277,12 @@ class LLM:
             stats=summarise(request.stats, self.drafter_name, request.rule, request.lossless),
             lossless=request.lossless,
             error=request.error,
+            logprobs=tuple(request.logprobs) if params.logprobs is not None else None,
+            processed_logprobs=tuple(request.processed_logprobs)
+            if params.logprobs is not None and params.logprobs_mode == "both"
+            else None,
+            prompt_logprobs=(None, *first.prompt_logprobs) if params.prompt_logprobs is not None else None,
+            index=request.index,
         )
 
 
@@ -238,4 +305,5 @@ def _ids(prompt: Sequence[int]) -> list[int]:
 
 
 def _chunk(item: Committed, result: Result | None) -> Chunk:
-    return Chunk(item.text, item.tokens, item.origins, item.rejected, result)
+    index, first, second = item.request.index, item.logprobs, item.processed_logprobs
+    return Chunk(item.text, item.tokens, item.origins, item.rejected, result, index, first, second)

@@ -70,7 +70,7 @@ def process(logits: Sequence[float], request: Request, path: Sequence[int] = (),
     `path` are the drafted tokens between `request.tokens` and this slot. Where a token that may be chosen has a NaN or
     +inf score, every score is NaN: such a row chooses nothing.
     """
-    scores = mask(penalise(logits, request, path), request, path, usable)
+    scores = custom(mask(penalise(logits, request, path), request, path, usable), request, path)
     if any(math.isnan(s) or s == math.inf for s in scores):
         return [math.nan] * len(scores)
     if request.params.temperature == 0 or max(scores) == -math.inf:
@@ -112,6 +112,18 @@ def mask(scores: Sequence[float], request: Request, path: Sequence[int], usable:
     if usable is not None:
         forbidden |= set(range(usable, len(scores)))
     return [-math.inf if v in forbidden else score for v, score in enumerate(scores)]
+
+
+def custom(scores: list[float], request: Request, path: Sequence[int]) -> list[float]:
+    """The request's own functions, in turn."""
+    if not request.params.processors:
+        return scores
+    from torch import float64, tensor  # what those functions are given is a tensor
+
+    row = tensor(scores, dtype=float64)
+    for function in request.params.processors:
+        row = function((*request.tokens, *path), row)
+    return [float(v) for v in row]
 
 
 def survivors(scores: Sequence[float], params: SamplingParams) -> set[int]:

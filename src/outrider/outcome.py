@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 import torch
 
 from . import metrics
-from .types import NONE, PROBE, Batch, Committed, Finish, Proposal, Request, Verdict
+from .logprobs import Measured, Rows
+from .types import NONE, PROBE, Batch, Committed, Finish, Logprob, Proposal, Request, Verdict
+
+Shown = tuple[tuple[Logprob, ...], ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,9 @@ class Outcome:
     guesses: list[list[int]]
     parents: list[list[int]]
     source: list[list[int]]
+    raw: dict[int, Rows] = field(default_factory=dict)
+    processed: dict[int, Rows] = field(default_factory=dict)
+    prompt: dict[int, Rows] = field(default_factory=dict)
 
     def commit(self, b: int) -> Committed:
         """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
@@ -36,12 +42,16 @@ class Outcome:
             finish = Finish.STOP
             del request.tokens[len(request.tokens) - (count - used) :]
         if finish is Finish.ERROR:
-            request.error = "the model's scores were not finite, or every token was forbidden"
+            found = request.failures.get(tuple(request.tokens))
+            request.error = found or "the model's scores were not finite, or every token was forbidden"
         request.finish = finish
         kept, depths, offered = self._offered(b, used, finish)
         origins = [self.source[b][c] if self.source[b][c] != PROBE else NONE for c in self.path[b][:kept]]
         origins += [NONE] * (used - kept)
         request.origins += origins
+        if request.failures:  # of positions that are history by now
+            request.failures = {k: v for k, v in request.failures.items() if len(k) >= len(request.tokens)}
+        raw, processed = self._logprobs(b, used)
         piece = request.text.pop(finish is not Finish.RUNNING) if request.text is not None else ""
         rejected = self._rejected(b, kept)
         item = Committed(
@@ -54,9 +64,28 @@ class Outcome:
             rejected,
             piece,
             finish,
+            raw,
+            processed,
         )
         metrics.add(request.stats, item)
         return item
+
+    def _logprobs(self, b: int, used: int) -> tuple[Shown, Shown]:
+        """Log-probabilities of the tokens that were used, booked with the request: what it asked for first, then the processed
+        ones of a request that asked for both."""
+        request = self.batch.requests[b]
+        params = request.params
+        request.prompt_logprobs += self.prompt.get(b, [])
+        if params.logprobs is None:
+            return None, None
+        first = self.processed if params.logprobs_mode == "processed" else self.raw
+        one = tuple(first.get(b, ())[:used])
+        request.logprobs += one
+        if params.logprobs_mode != "both":
+            return one, None
+        two = tuple(self.processed.get(b, ())[:used])
+        request.processed_logprobs += two
+        return one, two
 
     def _offered(self, b: int, used: int, finish: Finish) -> tuple[int, tuple[int, ...], list[int]]:
         """Accepted nodes that were used, which depths had a guess, and the guesses that count: those at depths the text reached,
@@ -93,14 +122,27 @@ def _write(request: Request, fresh: list[int], finish: Finish) -> int:
     return used + 1 if ends and request.text.stopped is None else used
 
 
-def read(batch: Batch, proposal: Proposal, verdict: Verdict) -> Outcome:
-    """Everything the host wants to know about a round, in one device-to-host copy."""
+def read(batch: Batch, proposal: Proposal, verdict: Verdict, measured: Measured | None = None) -> Outcome:
+    """Everything the host wants to know about a round, in one device-to-host copy (and a few more for log-probabilities)."""
     heads = (verdict.accepted, verdict.counts, verdict.finish, proposal.sizes)
     tables = (verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source)
     if verdict.counts.device.type == "cpu":
-        return Outcome(batch, *(h.tolist() for h in heads), *(t.tolist() for t in tables))
-    packed = torch.cat([torch.stack(heads, dim=1), *tables], dim=1).tolist()
-    columns = [[row[i] for row in packed] for i in range(len(heads))]
-    edges = accumulate((t.shape[1] for t in tables), initial=len(heads))
-    spans = [[row[lo:hi] for row in packed] for lo, hi in pairwise(edges)]
-    return Outcome(batch, *columns, *spans)
+        columns, spans = [h.tolist() for h in heads], [t.tolist() for t in tables]
+    else:
+        packed = torch.cat([torch.stack(heads, dim=1), *tables], dim=1).tolist()
+        columns = [[row[i] for row in packed] for i in range(len(heads))]
+        edges = accumulate((t.shape[1] for t in tables), initial=len(heads))
+        spans = [[row[lo:hi] for row in packed] for lo, hi in pairwise(edges)]
+    accepted, counts, finish, sizes = columns
+    tokens, path, guesses, parents, source = spans
+    outcome = Outcome(batch, accepted, counts, finish, sizes, tokens, path, guesses, parents, source)
+    return outcome if measured is None else _with_logprobs(outcome, measured)
+
+
+def _with_logprobs(outcome: Outcome, measured: Measured) -> Outcome:
+    def spell(b: int, token: int) -> str:
+        text = outcome.batch.requests[b].text
+        return "" if text is None else text.piece(token)
+
+    parts = {name: getattr(measured, name) for name in ("raw", "processed", "prompt")}
+    return replace(outcome, **{name: table.read(spell) for name, table in parts.items() if table is not None})

@@ -1,4 +1,4 @@
-"""What a request does to its scores before temperature: penalties, bias, masks, in this order.
+"""What a request does to its scores before temperature: penalties, bias, masks, custom processors, in this order.
 
 Every slot sees the history of its own path: known tokens, then the drafted tokens above it. `Processors` holds what one
 request needs, in compact arrays that follow `request.tokens` as it grows. `Processors.edit` works on one row on the host;
@@ -86,8 +86,9 @@ class Processors:
         self.phrases = [w for w in request.bad_words if len(w) > 1 and 0 <= w[-1] < limit]
         self.stops = _ids(sorted(request.stop_ids), limit)
         self.masked = self.allowed is not None or len(self.banned) > 0
-        self.always = params.penalised or bool(bias) or self.masked or bool(self.phrases)
-        self.reads_path = params.penalised or bool(self.phrases)
+        self.custom = params.processors
+        self.always = params.penalised or bool(bias) or self.masked or bool(self.phrases) or bool(self.custom)
+        self.reads_path = params.penalised or bool(self.phrases) or bool(self.custom)
 
     def active(self, written: int) -> bool:
         """Whether a slot with `written` output tokens before it needs `edit` at all."""
@@ -109,6 +110,25 @@ class Processors:
                 row[phrase[-1]] = -math.inf
         if written < self.params.min_tokens:
             row[self.stops] = -math.inf
+        if self.custom:
+            row[:] = self.customise(torch.from_numpy(row), path).numpy()
+
+    def customise(self, row: Tensor, path: Sequence[int]) -> Tensor:
+        """`row [limit]` after the request's own functions; all NaN, with a note in `request.failures`, if one of them fails."""
+        tokens = (*self.request.tokens, *path)
+        valid = not bool((row.isnan() | (row == math.inf)).any())
+        for function in self.custom:
+            complaint = None
+            try:
+                made = function(tokens, row)
+                complaint = _complaint(made, row, valid)
+            except Exception as error:
+                complaint = f"raised {type(error).__name__}: {error}"
+            if complaint is not None:
+                self.request.failures[tokens] = f"the logits processor {_name(function)} {complaint}"
+                return torch.full_like(row, math.nan)
+            row = made.detach().to(row)
+        return row
 
     def _penalise(self, row: Row, path: Sequence[int]) -> None:
         params = self.params
@@ -130,6 +150,20 @@ class Processors:
         return (*known, *path[max(len(path) - size, 0) :])
 
 
+def _complaint(made: object, row: Tensor, valid: bool) -> str | None:
+    """What is wrong with what a custom processor returned for `row`, if anything."""
+    if not isinstance(made, Tensor) or made.shape != row.shape:
+        got = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else type(made).__name__
+        return f"returned {got}, not a tensor of shape {tuple(row.shape)}"
+    if valid and bool((made.isnan() | (made == math.inf)).any()):
+        return "returned NaN or +inf"
+    return None
+
+
+def _name(function: object) -> str:
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
 def _ids(ids: Sequence[int], limit: int) -> Ids:
     return np.array([v for v in ids if 0 <= v < limit], dtype=np.int64)
 
@@ -141,7 +175,17 @@ def process_rows(z: Tensor, slots: Slots, processors: Sequence[Processors]) -> T
     if any(len(p.bias) for p in processors):
         z = z + _spread([(p.bias_ids, p.bias) for p in processors], z)[slots.request]
     forbidden = _forbidden(z, slots, processors)
-    return z if forbidden is None else z.masked_fill(forbidden, -math.inf)
+    z = z if forbidden is None else z.masked_fill(forbidden, -math.inf)
+    return _custom_rows(z, slots, processors) if any(p.custom for p in processors) else z
+
+
+def _custom_rows(z: Tensor, slots: Slots, processors: Sequence[Processors]) -> Tensor:
+    """Custom processors are called from the host, so this waits for the device."""
+    z = z.clone()
+    for s, (which, path, depth) in enumerate(zip(slots.request.tolist(), slots.path.tolist(), slots.depth.tolist(), strict=True)):
+        if processors[which].custom:
+            z[s] = processors[which].customise(z[s], path[:depth])
+    return z
 
 
 def column(values: Sequence[float], slots: Slots, dtype: torch.dtype) -> Tensor:

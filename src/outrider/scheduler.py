@@ -98,8 +98,12 @@ class Scheduler:
         self.waiting.appendleft(youngest)
 
     def _admit(self, rooms: list[int]) -> None:
-        while self.waiting and len(self.running) < self.max_requests:
-            request = self.waiting[0]
+        passed = 0  # samples that wait for their prompt to be read; who comes after them need not
+        while len(self.waiting) > passed and len(self.running) < self.max_requests:
+            request = self.waiting[passed]
+            if self._must_wait(request):
+                passed += 1
+                continue
             room = self._reserve(request)
             if room is None and not self.running:
                 raise OutOfMemory(
@@ -108,8 +112,21 @@ class Scheduler:
                 )
             if room is None:
                 return
-            self.running.append(self.waiting.popleft())
+            del self.waiting[passed]
+            self._share(request)
+            self.running.append(request)
             rooms.append(room)
+
+    def _must_wait(self, request: Request) -> bool:
+        twin = request.twin
+        return twin is not None and twin in self.running and twin.computed < twin.prompt_len
+
+    def _share(self, request: Request) -> None:
+        """Copy the prompt's KV from the first sample, while it has any; the last prompt token is read again, for its scores."""
+        twin, shared = request.twin, request.prompt_len - 1
+        if twin is not None and twin in self.running and shared:
+            self.cache.copy(self.cache.slots(twin, 0, shared), self.cache.slots(request, 0, shared))
+            request.computed = shared
 
     def _chunk(self, request: Request) -> int:
         """How many pending tokens to feed: up to the next fixed multiple within the prompt, a few at a time after it."""

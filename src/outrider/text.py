@@ -17,14 +17,20 @@ class TextStream:
     """The text of one request as it grows, one token at a time, so that it does not depend on how tokens arrived.
 
     `push` takes tokens in order and says after how many of them a stop string was complete (all if none was): a stop string ends
-    the text at the first token that completes it. `pop` gives the text that may be shown by now. Both take a time that does not
-    depend on the length of the text.
+    the text at the first token that completes it, though not among the first `min_tokens`. `pop` gives the text that may be
+    shown by now. Both take a time that does not depend on the length of the text.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), include_stop: bool = False, skip_special: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._early = min_tokens  # so many more tokens cannot complete a stop string that counts
         self._longest = max(map(len, self._stops), default=0)
         self._include, self._skip = include_stop, skip_special
         self._window: list[int] = []  # the last tokens, their text, and how much of it has been taken over
@@ -47,6 +53,7 @@ class TextStream:
         for used, token in enumerate(tokens, 1):
             if self._append(self._decode(token)):
                 return used
+            self._early -= 1
         if last:
             self._append(self._context[self._taken :])
             self._taken = len(self._context)
@@ -59,6 +66,12 @@ class TextStream:
         if piece:
             self._shown.append(piece)
         return piece
+
+    def piece(self, token: int) -> str:
+        """The text of one token by itself, special ones included; marks for parts of a character. Some tokenizers drop a leading
+        space at the start of a text, so the token is also looked at where it follows itself."""
+        alone, twice = (self._tokenizer.decode([token] * count, False) for count in (1, 2))
+        return f" {alone}" if alone and twice == f"{alone} {alone}" else alone
 
     def _decode(self, token: int) -> str:
         """What `token` adds to the text: nothing while its last character is unfinished."""
@@ -88,10 +101,12 @@ class TextStream:
 
     def _append(self, piece: str) -> bool:
         """Add to the text and look for a stop string that ends in `piece`; the earliest in the text wins, the longest of those
-        that begin there."""
-        begin = max(0, len(self._open) - self._longest + 1)
+        that begin there. None counts before `min_tokens` tokens are written."""
+        before = len(self._open)
         self._open += piece
-        found = [(at, -len(s), s) for s in self._stops if (at := self._open.find(s, begin)) >= 0]
+        if self._early > 0:
+            return False
+        found = [(at, -len(s), s) for s in self._stops if (at := self._open.find(s, max(0, before - len(s) + 1))) >= 0]
         if not found:
             return False
         at, _, stop = min(found)

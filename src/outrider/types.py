@@ -1,8 +1,8 @@
 """The nouns. Everything is frozen except `Request`, the one thing with a life.
 
-Shapes: B requests in a batch, N columns of the widest proposal, R rows of a packed pass, V vocabulary.
-*Slot* 0 of a request is its last committed token, slot j + 1 is node j of its proposal; row s of any
-score tensor answers "what follows slot s". Positions count tokens (depth), never slots.
+Shapes: B requests in a batch, N columns of the widest proposal, R rows of a packed pass, V vocabulary. *Slot* 0 of a request is
+its last committed token, slot j + 1 is node j of its proposal; row s of any score tensor answers "what follows slot s". Positions
+count tokens (depth), never slots.
 """
 
 from __future__ import annotations
@@ -44,12 +44,10 @@ FINISH_NAMES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "err
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One sequence being written.
-
-    `tokens` is prompt and output together; `computed` counts the tokens whose KV the target holds.
-    `key` is the 64-bit seed of all noise of this request (see `noise.request_key`); it never changes,
-    whatever is retried, resumed or preempted. `rule` names the acceptance rule (with its options), `lossless` says whether it is.
-    """
+    """One sequence being written. `tokens` is prompt and output together; `computed` of them have KV in the cache. `key` is
+    the 64-bit seed of all its noise (`noise.request_key`) and never changes, whatever is retried or preempted. `rule` names the
+    acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `failures`:
+    what went wrong in custom processors, by the sequence they were given."""
 
     id: int
     tokens: list[int]
@@ -69,6 +67,12 @@ class Request:
     text: TextStream | None = None
     error: str | None = None
     started: float = 0.0
+    index: int = 0
+    twin: Request | None = None
+    logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    processed_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    prompt_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
+    failures: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     @property
     def output(self) -> list[int]:
@@ -82,8 +86,7 @@ class Request:
 
     @property
     def sampled(self) -> bool:
-        """Whether guesses are draws whose probabilities the rule wants. Then a guess must not decide whether it gets verified:
-        how many children a node has is settled before they are drawn."""
+        """Whether guesses are draws whose probabilities the rule wants. Then how many are drawn is settled beforehand."""
         return self.classical and not self.params.greedy
 
     @property
@@ -95,6 +98,17 @@ class Request:
     def room(self) -> int:
         """Tokens that `max_tokens` and the context (`limit` new tokens in all) still allow."""
         return min(self.params.max_tokens, self.limit) - (len(self.tokens) - self.prompt_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token at one place: natural log of its probability (computed in fp64, rounded to fp32), its rank (1 for the
+    likeliest; tokens of equal score rank by id), and its text (empty without a tokenizer)."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +171,14 @@ class PassRows:
 class PassOutput:
     """What a (partial) run of the target gives: `hidden [R, H]` after the last layer that ran, before the final norm;
     `logits [S, V]` fp32 for the rows that have a slot, in row order, and `slots` where those stand (what a sampler wants to
-    know); `features` by name, `[R, width]`."""
+    know); `features` by name, `[R, width]`; `prompt [E, V]` logits of the prompt rows that were asked for."""
 
     rows: PassRows
     hidden: Tensor | None
     logits: Tensor | None
     features: dict[str, Tensor]
     slots: Slots | None = None
+    prompt: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,23 +249,27 @@ class Proposal:
         widths = tuple(len(t) for t in nodes)
         n = max(widths, default=0)
         padded = [t + [(0, ROOT)] * (n - len(t)) for t in nodes]
-        both = torch.tensor(padded, dtype=torch.int64).reshape(len(nodes), n, 2).to(device)
+        tokens, parents = torch.tensor(padded, dtype=torch.int64).reshape(len(nodes), n, 2).to(device).unbind(2)
         sizes = torch.tensor(widths, dtype=torch.int64, device=device)
-        return cls(both[..., 0], both[..., 1], sizes, torch.full_like(both[..., 0], source), widths)
+        return cls(tokens, parents, sizes, torch.full_like(tokens, source), widths)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
     valid score); `rows` and `features` for every row of the pass, prompt rows included; `logits` raw fp32 `[S, V]` for the
-    rows with a slot, in row order, only if asked for. `processed [B, N + 1, V]`: scores whose softmax is what a slot's token is
-    to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where there is no valid score); only
-    where a request of the batch is `classical`."""
+    rows with a slot, in row order, only if asked for, `slots` where those stand; `prompt [E, V]` likewise of the prompt's tokens
+    `prompt_at [E]` (index in the batch, position), which only prompt logprobs ask for. `processed [B, N + 1, V]`: scores whose
+    softmax is what a slot's token is to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where
+    there is no valid score); only where a request of the batch is `classical`."""
 
     choice: Tensor
     rows: PassRows
     features: dict[str, Tensor]
     logits: Tensor | None = None
+    slots: Slots | None = None
+    prompt: Tensor | None = None
+    prompt_at: tuple[tuple[int, int], ...] = ()
     processed: Tensor | None = None
 
 
@@ -298,6 +317,8 @@ class Committed:
     rejected: tuple[int, ...]
     text: str
     finish: Finish
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,18 +336,26 @@ class StepEvent:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of a streamed answer: the `text` that became printable, the tokens of the round, where each came from
-    (drafter index, or NONE for the target's own token) and the guesses that were rejected. The last one carries the result."""
+    (drafter index, or NONE for the target's own token) and the guesses that were rejected. The last one of a sample carries its
+    result. `index` tells which sample it belongs to (`n > 1`); log-probabilities as in `Result`, for the tokens of the round."""
 
     text: str
     token_ids: tuple[int, ...]
     origins: tuple[int, ...]
     rejected: tuple[int, ...]
     result: Result | None = None
+    index: int = 0
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished answer. `lossless` is False only under a rule that says so."""
+    """One finished answer. `lossless` is False only under a rule that says so.
+
+    `logprobs` (None unless asked for) has one tuple per token: the token itself, then those of the k likeliest that it
+    is not, best first; under `logprobs_mode="both"` they are of the raw distribution and `processed_logprobs` of the other.
+    `prompt_logprobs` has one entry per prompt token, None for the first. With `n > 1` this is sample 0 and `others` the rest."""
 
     prompt: str | None
     prompt_token_ids: tuple[int, ...]
@@ -337,14 +366,22 @@ class Result:
     seed: int
     stats: Summary
     lossless: bool = True
-    logprobs: None = None
+    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
     error: str | None = None
+    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    prompt_logprobs: tuple[tuple[Logprob, ...] | None, ...] | None = None
+    index: int = 0
+    others: tuple[Result, ...] = ()
+
+    @property
+    def samples(self) -> tuple[Result, ...]:
+        """All samples of the prompt, in order of `index`: this one and, on the first, the others."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`Stats` as users script against them (the `stats` object of `--json`). Times in seconds;
-    `acceptance_by_position[i]` is the share of offered guesses at depth i + 1 that were kept."""
+    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of the guesses at depth i + 1."""
 
     tokens: int
     rounds: int

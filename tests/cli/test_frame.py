@@ -10,7 +10,7 @@ import pytest
 
 from outrider.cli.options import DEFAULT_MODEL
 
-COMMANDS = ("generate", "chat", "demo", "version")
+COMMANDS = ("generate", "chat", "demo", "audit", "doctor", "models", "version")
 
 
 def outrider(*args: str, **kwargs) -> subprocess.CompletedProcess[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OutriderError
 from .drafters import check_draft
@@ -81,11 +81,15 @@ def stream_answer(llm: LLM, chunks: Iterator[Chunk], display: Display) -> Answer
     if display.show_draft:
         paint_legend()
     painter = Painter(decode, marks=display.show_draft, silent=display.json)
+    ended: dict[int, Result] = {}
     result, interrupted = None, False
     try:
         for chunk in chunks:
-            painter.show(chunk)
-            result = chunk.result or result
+            if chunk.index == 0:
+                painter.show(chunk)
+            if chunk.result is not None:
+                ended[chunk.index] = chunk.result
+        result = together(ended)
     except KeyboardInterrupt:
         result, interrupted = llm.interrupt(), True
     if result is None:
@@ -93,19 +97,29 @@ def stream_answer(llm: LLM, chunks: Iterator[Chunk], display: Display) -> Answer
             raise KeyboardInterrupt
         raise RuntimeError("the stream ended without a result")
     painter.finish(result.text)
+    for other in () if display.json else result.others:
+        say(f"--- answer {other.index + 1} of {display.samples}")
+        sys.stdout.write(other.text + "\n")
     return Answer(result, interrupted)
+
+
+def together(ended: Mapping[int, Result]) -> Result | None:
+    """The first sample's result with the others' inside."""
+    others = tuple(ended[index] for index in sorted(ended) if index)
+    return replace(ended[0], others=others) if 0 in ended else None
 
 
 def report(answer: Answer, display: Display) -> None:
     """The statistics on stderr, or the JSON object on stdout; then an error or interruption takes its course."""
     if display.json:
-        sys.stdout.write(as_json(answer.result) + "\n")
+        sys.stdout.write(as_json(answer.result, display.samples > 1) + "\n")
         sys.stdout.flush()
     else:
         say(stats_line(answer.result))
     if answer.interrupted:
         raise KeyboardInterrupt
-    check(answer.result)
+    for result in answer.result.samples:
+        check(result)
 
 
 def check(result: Result) -> None:
@@ -114,10 +128,19 @@ def check(result: Result) -> None:
         raise OutriderError(result.error or "the model gave no valid scores; try another --dtype or --device")
 
 
-def as_json(result: Result) -> str:
-    """The object of `--json`, on one line of ASCII."""
+def as_json(result: Result, samples: bool = False) -> str:
+    """The object of `--json`, on one line of ASCII: the first answer, and, under `samples`, all of them as a list."""
+    more = {"samples": [as_object(sample) for sample in result.samples]} if samples else {}
+    return json.dumps(as_object(result) | more)
+
+
+def as_object(result: Result) -> dict[str, Any]:
+    """One answer; `logprobs` only where they were asked for: per token a list of `{token_id, logprob, rank, text}`."""
     stats = {name: getattr(result.stats, name) for name in STATS_FIELDS}
-    return json.dumps({name: getattr(result, name) for name in RESULT_FIELDS} | {"stats": stats})
+    found = {name: getattr(result, name) for name in RESULT_FIELDS} | {"stats": stats}
+    if result.logprobs is not None:
+        found["logprobs"] = [[asdict(entry) for entry in place] for place in result.logprobs]
+    return found
 
 
 def stats_line(result: Result) -> str:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from .audit import audit
 from .chat import chat
 from .demo import demo
+from .doctor import doctor
 from .generate import generate
 from .guard import guarded
+from .models import models
 from .version import version
 
 app = typer.Typer(
@@ -22,4 +25,7 @@ app = typer.Typer(
 app.command(epilog='Example: outrider generate "Name three rivers." --draft ngram:max=5 --show-draft')(guarded(generate))
 app.command(epilog="Example: outrider chat --draft auto --seed 7")(guarded(chat))
 app.command(epilog="Example: outrider demo --max-tokens 200")(guarded(demo))
+app.command(epilog="Example: outrider audit --draft ngram --prompts 8")(guarded(audit))
+app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
+app.command(epilog="Example: outrider models --json")(guarded(models))
 app.command(epilog="Example: outrider version")(guarded(version))

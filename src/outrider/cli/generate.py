@@ -45,6 +45,8 @@ def generate(
     logit_bias: o.LogitBias = [],  # noqa: B006
     bad_word: o.BadWord = [],  # noqa: B006
     ignore_eos: o.IgnoreEos = False,
+    n: o.Samples = 1,
+    logprobs: o.Logprobs = None,
     show_draft: o.ShowDraft = False,
     json: o.Json = False,
     debug: o.Debug = False,
@@ -53,7 +55,7 @@ def generate(
     if draft == HELP:
         typer.echo(describe_drafters())
         return
-    display = o.Display(show_draft, json)
+    display = o.Display(show_draft, json, n, logprobs)
     text = o.read_prompt(prompt, file)
     params = o.sampling_params(ctx.params)
     with loaded(o.ModelOptions.of(ctx.params)) as llm:

@@ -60,6 +60,13 @@ LogitBias = Annotated[
     typer.Option(metavar="ID=VALUE", help="Add VALUE to a token's logit (repeatable).", rich_help_panel=_SAMPLING),
 ]
 BadWord = Annotated[list[str], typer.Option(help="Never write this (repeatable).", rich_help_panel=_SAMPLING)]
+Samples = Annotated[int, typer.Option("--n", min=1, help="How many answers to write.", rich_help_panel=_SAMPLING)]
+Logprobs = Annotated[
+    int | None,
+    typer.Option(
+        min=0, metavar="K", help="With --json: log-probabilities, of K more tokens at each place.", rich_help_panel=_OUTPUT
+    ),
+]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Write on past the end.", rich_help_panel=_SAMPLING)]
 
 ShowDraft = Annotated[bool, typer.Option("--show-draft", help="Mark accepted and rejected guesses.", rich_help_panel=_OUTPUT)]
@@ -99,10 +106,16 @@ class Display:
 
     show_draft: bool = False
     json: bool = False
+    samples: int = 1
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if self.show_draft and self.json:
             raise BadInput("--show-draft and --json exclude each other: the JSON object carries no colours; drop one")
+        if self.show_draft and self.samples > 1:
+            raise BadInput("--show-draft shows one answer as it comes: drop it or --n")
+        if self.logprobs is not None and not self.json:
+            raise BadInput("--logprobs are part of the JSON object: add --json")
 
 
 SAME_NAME = (
@@ -117,6 +130,8 @@ SAME_NAME = (
     "frequency_penalty",
     "presence_penalty",
     "ignore_eos",
+    "n",
+    "logprobs",
 )
 """Options whose name and value `SamplingParams` takes as they are."""
 

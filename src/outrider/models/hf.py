@@ -81,21 +81,26 @@ class Decoder:
         partial = layers is not None
         wanted = [*features, "hidden:out"] if partial else list(features)
         with self._only(layers), self._from(hidden), self._taps(wanted) as taps:
-            logits = self._run(options, layout)
+            logits, prompt = self._run(options, layout)
         out = {name: _gather(taps, name) for name in features}
-        return PassOutput(layout.rows, taps.get("out"), logits, out)
+        return PassOutput(layout.rows, taps.get("out"), logits, out, prompt=prompt)
 
-    def _run(self, options: dict[str, Any], layout: Layout) -> Tensor | None:
-        count = layout.scored.shape[0]
+    def _run(self, options: dict[str, Any], layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        """Logits of the scored rows, and of the prompt rows that were asked for."""
+        wanted, scored = layout.scored, layout.scored.shape[0]
+        if layout.prompt:
+            wanted = torch.cat([wanted, torch.tensor([row for row, _, _ in layout.prompt], device=wanted.device)])
+        count = wanted.shape[0]
         if count == 0:
             self.base(**options)
-            return None
+            return None, None
         if count < layout.tokens.shape[0]:
-            options["logits_to_keep"] = layout.scored
+            options["logits_to_keep"] = wanted
         logits: Tensor = self.model(**options).logits[0]
-        if logits.shape[0] != count:  # a model that knows no `logits_to_keep`
-            logits = logits[layout.scored]
-        return logits if logits.dtype == torch.float64 else logits.float()
+        if logits.shape[0] != count or (layout.prompt and "logits_to_keep" not in options):
+            logits = logits[wanted]  # in another order, or from a model that knows no `logits_to_keep`
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        return logits[:scored] if scored else None, logits[scored:] if layout.prompt else None
 
     @contextmanager
     def _only(self, layers: Sequence[int] | None) -> Iterator[None]:

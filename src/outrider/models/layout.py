@@ -7,8 +7,8 @@ target's verification and the drafters' partial runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,7 +43,8 @@ class Span:
 @dataclass(frozen=True, slots=True)
 class Layout:
     """`tokens [R]`, where they write (`write [R]` KV slots) and what each row is (`rows`); `scored` lists the rows whose
-    following token is asked for. `linear` as in `Proposal`; `parents [B, N]` and `depths [B, N]` only where it is not."""
+    following token is asked for, `prompt` (host: row, index in the batch, position) prompt rows whose logits
+    are. `linear` as in `Proposal`; `parents [B, N]` and `depths [B, N]` only where it is not."""
 
     spans: tuple[Span, ...]
     tokens: Tensor
@@ -53,6 +54,7 @@ class Layout:
     linear: bool
     proposal: Proposal
     ancestors: Tensor | None
+    prompt: tuple[tuple[int, int, int], ...] = ()
 
     @classmethod
     def build(
@@ -92,6 +94,17 @@ class Layout:
         ancestors = None if nodes.linear or not drawn else tree.ancestors(nodes.parents)
         rows = PassRows(request, position, virtual, slot)
         return cls(tuple(spans), tokens, write, rows, scored, nodes.linear, nodes, ancestors)
+
+    def reading(self, wanted: Callable[[Request], bool]) -> Layout:
+        """The same pass, with logits for prompt rows of the requests that are `wanted`: all but the last, which has a slot."""
+        spans = [s for s in self.spans if s.prompt and wanted(s.request)]
+        found = [
+            (s.lo + i, s.index, s.start + i)
+            for s in spans
+            for i in range(min(s.pending, s.request.prompt_len - 1 - s.start))
+            if s.start + i >= len(s.request.prompt_logprobs)
+        ]
+        return replace(self, prompt=tuple(found)) if found else self
 
     def slots(self, batch: Batch) -> Slots:
         """Where the scored rows stand, for processors and noise."""

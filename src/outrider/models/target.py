@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .. import logprobs
 from ..draws import Drawer, processed
 from ..errors import OutriderWarning
 from ..protocols import Cache, DraftSampler, Needs, Sampler
-from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Verdict
+from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Slots, Verdict
 from .hf import Decoder
 from .layout import Layout
 
@@ -33,6 +34,8 @@ class ModelTarget:
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """The target's token after every slot; see `types.Scores`."""
         layout = Layout.build(batch, proposal, self.cache)
+        if any(map(logprobs.asks_prompt, batch.requests)):
+            layout = layout.reading(logprobs.asks_prompt)
         features = self.needs.features
         resume = proposal.resume
         states = None if resume is None else _states(resume, layout, self.decoder.num_layers)
@@ -41,27 +44,28 @@ class ModelTarget:
         else:
             layers = range(resume.layer, self.decoder.num_layers)
             out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
-        choice = self._choices(batch, layout, out.logits)
+        slots = layout.slots(batch) if out.logits is not None else None
+        choice = self._choices(batch, layout, out.logits, slots)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
-        told = self._processed(batch, layout, out.logits, choice) if any(r.classical for r in batch.requests) else None
-        return Scores(choice, layout.rows, out.features, raw if self.needs.logits else None, processed=told)
+        told = self._processed(layout, out.logits, choice, slots) if any(r.classical for r in batch.requests) else None
+        asked = self.needs.logits or any(map(logprobs.asks, batch.requests))
+        at = tuple((index, position) for _, index, position in layout.prompt)
+        return Scores(choice, layout.rows, out.features, raw if asked else None, slots, out.prompt, at, told)
 
-    def _processed(self, batch: Batch, layout: Layout, logits: Tensor | None, choice: Tensor) -> Tensor:
+    def _processed(self, layout: Layout, logits: Tensor | None, choice: Tensor, slots: Slots | None) -> Tensor:
         """`[B, N + 1, V]`; see `types.Scores.processed`. NaN where no row was scored."""
         kind = torch.float32 if logits is None else logits.dtype
         table = torch.full((*choice.shape, self.vocab_size), torch.nan, dtype=kind, device=self.device)
-        if logits is not None:
-            slots = layout.slots(batch)
+        if logits is not None and slots is not None:
             at = (slots.request, layout.rows.slot[layout.scored])
             table[at] = processed(self.sampler, logits, slots, choice[at])
         return table
 
-    def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None) -> Tensor:
+    def _choices(self, batch: Batch, layout: Layout, logits: Tensor | None, slots: Slots | None) -> Tensor:
         """`[B, N + 1]` tokens by request and slot, NONE where no row was scored."""
         shape = (len(batch), layout.proposal.columns + 1)
-        if logits is None:
+        if logits is None or slots is None:
             return torch.full(shape, NONE, dtype=torch.int64, device=self.device)
-        slots = layout.slots(batch)
         chosen = self.sampler.choose(logits, slots)
         if len(chosen) == shape[0] * shape[1]:  # rows go by request and slot, so nothing is missing
             return chosen.view(shape)
