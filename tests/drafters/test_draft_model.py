@@ -235,3 +235,15 @@ def test_vocabularies_that_do_not_fit(theirs: dict[str, int]) -> None:
         DrafterMismatch, match=r"draft model small \(vocabulary 100\) and the target big \(vocabulary 100\).*ngram"
     ):
         vocabulary(theirs, {f"t{i}": i for i in range(100)})
+
+
+def test_a_drawn_tree_has_a_shape_that_no_draw_decides() -> None:
+    """Under a classical rule: `width` children of the root in drawn order, then one child each, however poor its score."""
+    forest = Forest(1, 2, [True])
+    assert forest.grow([0], [ROOT], [[5, 4]], [[0.0, -9.0]], [9])
+    assert forest.grow([0, 0], [0, 1], [[7, 8], [6, 8]], [[0.0, -0.1], [0.0, -0.1]], [9])
+    assert forest.trees[0] == [(5, ROOT), (4, ROOT), (7, 0), (6, 1)]
+    best = Forest(1, 2)
+    best.grow([0], [ROOT], [[5, 4]], [[0.0, -9.0]], [9])
+    best.grow([0, 0], [0, 1], [[7, 8], [6, 8]], [[0.0, -0.1], [0.0, -0.1]], [9])
+    assert best.trees[0] == [(5, ROOT), (4, ROOT), (7, 0), (8, 0)]

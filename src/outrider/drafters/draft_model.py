@@ -78,7 +78,7 @@ class DraftModel(Drafter):
         if not chosen:
             return Proposal.empty(len(batch), device)
         sub, computed = self._catch_up(batch, chosen)
-        forest = Forest(self.config.width, [r.sampled for r in sub.requests])
+        forest = Forest(len(sub), self.config.width, [r.sampled for r in sub.requests])
         limits = [min(budget.nodes[b], self.config.width * budget.depth[b]) for b in chosen]
         for level in range(max(budget.depth[b] for b in chosen)):
             nodes, fed = forest.proposal(device), [len(t) for t in forest.trees]
@@ -178,9 +178,8 @@ class Forest:
     counts the nodes the draft has run. Where `drawn[b]`, the shape must not depend on what was drawn: the root has `width`
     children, every other node one, in the order in which they were drawn."""
 
-    def __init__(self, width: int, drawn: list[bool]) -> None:
-        self.width, self.drawn = width, drawn
-        count = len(drawn)
+    def __init__(self, count: int, width: int, drawn: list[bool] | None = None) -> None:
+        self.width, self.drawn = width, drawn or [False] * count
         self.trees: list[list[tuple[int, int]]] = [[] for _ in range(count)]
         self.totals: list[list[float]] = [[] for _ in range(count)]
         self.fed = [0] * count
