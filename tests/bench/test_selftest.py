@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from outrider.bench import faults, selftest
+from outrider.bench import exact, faults, selftest
 
 
 def test_a_check_without_a_fault_misses() -> None:
@@ -22,7 +22,7 @@ def test_a_check_that_always_complains_is_not_clean() -> None:
 
 def test_there_are_enough_faults_and_all_are_explained() -> None:
     assert len(faults.faults()) >= 20
-    assert [p.name for p in selftest.plants()] == list(faults.faults())
+    assert [p.name for p in selftest.plants()] == [*faults.faults(), *(f"law: {name}" for name in exact.planted())]
     assert all(fault.__doc__ for fault in faults.faults().values())
     assert (1 - selftest.RATE) ** selftest.TRIES < 0.01
 

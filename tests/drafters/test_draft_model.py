@@ -160,7 +160,7 @@ def test_a_level_is_the_best_of_all_candidates(data: st.DataObject, width: int) 
     rows = data.draw(st.integers(1, 4))
     gains = [data.draw(st.lists(st.integers(-30, 0).map(float), min_size=3, max_size=3)) for _ in range(rows)]
     tokens = [[10 * r + i for i in range(3)] for r in range(rows)]
-    forest = Forest(width, [False])
+    forest = Forest(1, width)
     forest.trees[0], forest.totals[0] = [(90 + i, ROOT) for i in range(rows)], [-1.0 * i for i in range(rows)]
     room = data.draw(st.integers(rows, rows + 5))
     grown = forest.grow([0] * rows, list(range(rows)), tokens, gains, [room])
@@ -172,7 +172,7 @@ def test_a_level_is_the_best_of_all_candidates(data: st.DataObject, width: int) 
 
 
 def test_what_cannot_be_is_no_candidate() -> None:
-    forest = Forest(2, [False, False])
+    forest = Forest(2, 2)
     minus = float("-inf")
     assert not forest.grow([0, 1], [ROOT, ROOT], [[3, 4], [NONE, NONE]], [[minus, minus], [0.0, 0.0]], [9, 9])
     assert forest.grow([0, 1], [ROOT, ROOT], [[3, 4], [5, NONE]], [[0.0, minus], [0.0, -1.0]], [9, 0])
@@ -181,7 +181,7 @@ def test_what_cannot_be_is_no_candidate() -> None:
 
 def test_proposals_are_spread_over_the_batch() -> None:
     for width in (1, 2):
-        forest = Forest(width, [False, False])
+        forest = Forest(2, width)
         forest.trees = [[(5, ROOT), (6, 0)], [(7, ROOT)]]
         made = forest.proposal(torch.device("cpu"), [3, 1], 4)
         assert made.widths == (0, 1, 0, 2) and made.tokens[3].tolist() == [5, 6] and made.linear == (width == 1)
