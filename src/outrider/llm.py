@@ -222,6 +222,8 @@ class LLM:
         return TextStream(self.tokenizer, params.stops, include, skip, params.min_tokens)
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        if not isinstance(params, SamplingParams):
+            raise BadInput(f"params must be SamplingParams, got {type(params).__name__}")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _ids(prompt)
         bad_words = self._bad_words(params.bad_words)
         self._check(ids, params, bad_words)

@@ -31,7 +31,11 @@ class TextTokenizer:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`. `special` adds what the model frames a text with (BOS); special tokens written out in the
-        text are recognised either way."""
+        text are recognised either way. `BadInput` for text that is no Unicode (lone surrogates)."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadInput(f"the text holds half a character at index {error.start}; remove it") from error
         return list(self._backend.encode(text, add_special_tokens=special))
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
