@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 
 from . import tree
 from .errors import OutriderError, OutriderWarning
@@ -14,6 +14,10 @@ from .types import ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdi
 
 _PATIENCE = 3
 """Unsound proposals (bad tokens, bad tree) before a drafter is switched off; an exception does it at once."""
+
+
+_FIXED = tuple(f.name for f in fields(Request) if f.name not in ("tokens", "failures"))
+"""What a drafter must leave alone in a request, beside its tokens."""
 
 
 class Guard:
@@ -49,7 +53,8 @@ class Guard:
         if not self.working or not budget.any:
             return Proposal.empty(len(batch), self._device)
         try:
-            proposal = self.drafter.propose(batch, budget)
+            with _kept(batch):
+                proposal = self.drafter.propose(batch, budget)
             if isinstance(proposal, Proposal) and proposal.tokens.device.type != self._device.type:
                 proposal = proposal.to(self._device)
             sound = self._sound(proposal, batch, budget)
@@ -69,9 +74,10 @@ class Guard:
         """Let the drafter see the round: copies of it, since the host has yet to read what was decided."""
         if not self.working or not self._observes:
             return
-        fields = (verdict.path, verdict.accepted, verdict.tokens, verdict.counts, verdict.finish)
+        seen = (verdict.path, verdict.accepted, verdict.tokens, verdict.counts, verdict.finish)
         try:
-            self.drafter.observe(batch, proposal, Verdict(*(f.clone() for f in fields)), scores)
+            with _kept(batch):
+                self.drafter.observe(batch, proposal, Verdict(*(f.clone() for f in seen)), scores)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed while observing with {type(error).__name__}: {error}")
 
@@ -108,6 +114,26 @@ class Guard:
             self.on_stop()
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors; the run goes on all the same
             warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)
+
+
+@contextlib.contextmanager
+def _kept(batch: Batch) -> Iterator[None]:
+    """Requests as they were before the drafter had them, whatever it did. Raises `RuntimeError` if it changed one."""
+    before = [(r, r.tokens, list(r.tokens), [getattr(r, name) for name in _FIXED]) for r in batch.requests]
+    changed = False
+    try:
+        yield
+    finally:
+        for request, tokens, copy, values in before:
+            if request.tokens is not tokens or tokens != copy:
+                tokens[:] = copy
+                request.tokens, changed = tokens, True
+            for name, value in zip(_FIXED, values, strict=True):
+                if getattr(request, name) is not value:
+                    setattr(request, name, value)
+                    changed = True
+    if changed:
+        raise RuntimeError("it changed a request of the batch, which belongs to the engine (what it changed was put back)")
 
 
 def _tidy(proposal: Proposal) -> Proposal:
