@@ -28,8 +28,9 @@ def tables(core: dict[str, Any]) -> str:
         "",
         "| what | measured |",
         "|---|---|",
-        f"| plain decoding, tokens per second (transformers `generate`, same run) | {against['tokens_per_second']} "
-        f"({against['transformers_tokens_per_second']}): {against['ratio']:.2f}x, texts equal {against['equal_texts']} |",
+        "| plain decoding, tokens per second and, in brackets, of transformers `generate` in the same run | "
+        f"{against['tokens_per_second']} ({against['transformers_tokens_per_second']}): median ratio of the pairs "
+        f"{against['ratio']:.2f}, texts equal in {against['equal_texts']} |",
         "| a pass over 1 / 2 / 4 / 8 / 16 tokens, ms | "
         + " / ".join(f"{widths[f'ms_{n}_rows']:.1f}" for n in (1, 2, 4, 8, 16))
         + f" (8 to 1: {widths['ratio_8_to_1']:.2f}) |",
@@ -38,7 +39,8 @@ def tables(core: dict[str, Any]) -> str:
         f"| `outrider generate`, process start to first text, warm cache | {core['first_token']['seconds']:.1f} s |",
         "",
         "Prompt lookup against plain decoding, same prompts, same tokens out (checked). It pays where the answer repeats its "
-        "context; on free prose it brings little, and it can lose:",
+        "context; on free prose it brings little, and it can lose (the machine was not always quiet: the wide ranges at T=0.7 are "
+        "that):",
         "",
         "| task | speed-up (range) | tokens per round | guesses accepted |",
         "|---|---|---|---|",

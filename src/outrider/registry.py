@@ -85,7 +85,7 @@ def load_file(path: str | Path) -> str:
         spec.loader.exec_module(module)
     except OutriderError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"drafter file {file} cannot be imported: {type(error).__name__}: {error}") from error
     found = [n for n, cls in _table().items() if cls in vars(module).values()]
     if not found:
@@ -120,7 +120,7 @@ def parse(spec: str) -> Drafter:
         return typing.cast(Drafter, cls(config))
     except OutriderError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise BadInput(f"drafter {_name(cls)!r} cannot be made: {type(error).__name__}: {error}") from error
 
 

@@ -132,6 +132,11 @@ class Outcome:
             f"In each pass the model checked guesses and wrote {s.tokens_per_round:.1f} tokens on average instead of one, "
             f"so the same {s.tokens} tokens came "
         )
+        if self.ratio > s.tokens_per_round:
+            return (
+                f"{told}{self.ratio:.2f} times as fast, which is more than {s.tokens_per_round:.1f} tokens per pass can explain: "
+                "something else was using the machine. Run it again when it is quiet."
+            )
         if self.ratio > 1 + SIMILAR:
             return f"{told}{self.ratio:.2f} times as fast."
         if self.ratio >= 1 - SIMILAR:
