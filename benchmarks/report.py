@@ -39,8 +39,7 @@ def tables(core: dict[str, Any]) -> str:
         f"| `outrider generate`, process start to first text, warm cache | {core['first_token']['seconds']:.1f} s |",
         "",
         "Prompt lookup against plain decoding, same prompts, same tokens out (checked). It pays where the answer repeats its "
-        "context; on free prose it brings little, and it can lose (the machine was not always quiet: wide ranges at T=0.7 are "
-        "that):",
+        "context; on free prose it brings little, and it can lose:",
         "",
         "| task | speed-up (range) | tokens per round | guesses accepted |",
         "|---|---|---|---|",
