@@ -50,8 +50,10 @@ class Guard:
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """The drafter's guesses if they are sound, else none."""
-        if not self.working or not budget.any:
-            return Proposal.empty(len(batch), self._device)
+        proposal = self._guesses(batch, budget) if self.working and budget.any else None
+        return Proposal.empty(len(batch), self._device) if proposal is None else proposal
+
+    def _guesses(self, batch: Batch, budget: Budget) -> Proposal | None:
         try:
             with _kept(batch):
                 proposal = self.drafter.propose(batch, budget)
@@ -60,15 +62,15 @@ class Guard:
             sound = self._sound(proposal, batch, budget)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
-            return Proposal.empty(len(batch), self._device)
+            return None
         if sound:
-            return _tidy(self._own(proposal)) if any(proposal.widths) else Proposal.empty(len(batch), self._device)
+            return _tidy(self._own(proposal)) if any(proposal.widths) else None
         self._strikes += 1
         if self._strikes >= _PATIENCE:
             self._stop(
                 f"it made {_PATIENCE} unsound proposals (tokens outside the vocabulary, a malformed tree, or more than asked for)"
             )
-        return Proposal.empty(len(batch), self._device)
+        return None
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Let the drafter see the round: copies of it, since the host has yet to read what was decided."""

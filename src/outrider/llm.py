@@ -6,7 +6,6 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from . import noise, registry
 from .accept import PerRequest, lossless
@@ -19,13 +18,10 @@ from .guard import Guard
 from .loading import Setup, assemble, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
-from .protocols import Needs
+from .protocols import AcceptanceRule, Drafter, Needs, Start
 from .scheduler import Scheduler
 from .text import TextStream
 from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result, Stats
-
-if TYPE_CHECKING:
-    pass
 
 Prompt = str | Sequence[int]
 
@@ -58,18 +54,21 @@ class LLM:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
-        accept_rule = PerRequest(accept)
+        self.accept = PerRequest(accept)
         drafter = registry.parse(self._pick(draft))
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
         parts = assemble(setup, drafter, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
-        self._drafter = Guard(drafter, parts.target.vocab_size, self._capture_nothing)
-        self._drafter.start(parts.start)
-        scheduler = Scheduler(parts.target.cache, drafter.nodes)
-        self.engine = Engine(parts.target, self._drafter, scheduler, accept_rule, Fixed(drafter))
-        self.accept, self._count = accept_rule, 0
+        self.engine = self._engine(drafter, parts.start, self.accept)
+        self._count = 0
         self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
+
+    def _engine(self, drafter: Drafter, start: Start, accept: AcceptanceRule) -> Engine:
+        """The target with a drafter that has been started, and a rule."""
+        guard = Guard(drafter, self._target.vocab_size, self._capture_nothing)
+        guard.start(start)
+        return Engine(self._target, guard, Scheduler(self._target.cache, drafter.nodes), accept, Fixed(drafter))
 
     def _capture_nothing(self) -> None:
         """A drafter that is off has no needs."""
@@ -81,17 +80,14 @@ class LLM:
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
         accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
-        guard = Guard(drafter, self._target.vocab_size, self._capture_nothing)
         needs, sinks = self._target.needs, self.engine.sinks
         try:
-            guard.start(start_for(self._target, drafter, self.name, self.tokenizer.vocab))
+            engine = self._engine(drafter, start_for(self._target, drafter, self.name, self.tokenizer.vocab), accept_rule)
         except Exception:
             self._target.needs = needs  # the old drafter stays
             raise
-        scheduler = Scheduler(self._target.cache, drafter.nodes)
-        self.engine = Engine(self._target, guard, scheduler, accept_rule, Fixed(drafter))
-        self.engine.sinks = sinks
-        self._drafter, self.accept = guard, accept_rule
+        engine.sinks = sinks
+        self.engine, self.accept = engine, accept_rule
 
     def _pick(self, draft: str) -> str:
         if draft != "auto":
@@ -104,7 +100,8 @@ class LLM:
     @property
     def drafter_name(self) -> str:
         """The drafter in use, or `none` once it was switched off."""
-        return self._drafter.name if self._drafter.working else "none"
+        guard = self.engine.drafter
+        return guard.name if guard.working else "none"
 
     @property
     def max_model_len(self) -> int:
@@ -207,7 +204,7 @@ class LLM:
             index=index,
             tokens=list(first.tokens),
             key=noise.request_key(first.seed, first.tokens, index),
-            twin=None if self._drafter.drafter.needs.features else first,
+            twin=None if self.engine.drafter.drafter.needs.features else first,
             text=self._text(first.params),
             stats=Stats(),
             origins=[],

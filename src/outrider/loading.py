@@ -56,7 +56,8 @@ class Parts:
 def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) -> Parts:
     """Load the model, size its KV memory, and prepare what the drafter needs."""
     check(setup)
-    device, dtype = pick_device(setup.device), pick_dtype(setup.dtype, setup.device)
+    device = pick_device(setup.device)
+    dtype = pick_dtype(setup.dtype, device)
     loaded = weights.load(weights.resolve(setup.model), dtype=dtype, device=str(device), progress=progress)
     decoder = Decoder(loaded.model, loaded.name)
     max_len = pick_length(setup.max_model_len, decoder)
@@ -116,10 +117,10 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_dtype(name: str, device: str) -> torch.dtype:
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The weights' dtype: bfloat16 on a GPU, float32 on CPU, unless asked otherwise."""
     if name == "auto":
-        return torch.float32 if pick_device(device).type == "cpu" else torch.bfloat16
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in DTYPES:
         raise BadInput(f"unknown dtype {name!r}; use auto, {', '.join(DTYPES)}")
     return DTYPES[name]

@@ -19,7 +19,6 @@ from ..errors import BadInput, DrafterMismatch
 from ..models import weights
 from ..models.hf import Decoder, truncate
 from ..models.layout import Layout
-from ..models.target import moves
 from ..protocols import Drafter, Start
 from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
@@ -100,8 +99,8 @@ class DraftModel(Drafter):
                 continue
             path = [c for c in paths[b] if c != NONE and c < len(memory.ran)]
             if not proposal.linear and path:
-                width = torch.tensor(path, device=self.decoder.device)
-                self.cache.move(request, moves(width, memory.computed), memory.computed)
+                at = memory.computed + torch.tensor(path, device=self.decoder.device)
+                self.cache.move(request, at, memory.computed)
             memory.ran = [memory.ran[c] for c in path]
 
     def release(self, request: Request) -> None:
