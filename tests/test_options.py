@@ -22,10 +22,10 @@ from outrider.errors import BadInput
 from outrider.guard import Guard
 from outrider.loading import start_for
 from outrider.processors import Processors
+from outrider.results import Result
 from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
 from outrider.text import REPLACEMENT, TextStream
-from outrider.types import Result
 
 from . import tiny
 from .probes import Replay

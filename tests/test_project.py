@@ -21,10 +21,10 @@ FILES = sorted(SOURCE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LAYERS = (
-    {"types", "errors"},
+    {"types", "results", "errors"},
     {"config"},
     {"protocols"},
-    {"registry", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "text"},
+    {"registry", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
     {"accept", "drafters", "control", "metrics"},
     {"guard", "outcome", "scheduler", "engine"},

@@ -13,7 +13,7 @@ from .logprobs import Measured
 from .outcome import Outcome, read
 from .protocols import AcceptanceRule, Controller, Sink, Target
 from .scheduler import Scheduler
-from .types import Batch, Finish, Proposal, Request, StepEvent, Verdict
+from .types import Answer, Batch, Finish, Proposal, Request, StepEvent, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Pending:
     drafted: float
     scored: float
     logprobs: Measured | None = None
+    answer: Answer | None = None
 
 
 class Engine:
@@ -38,6 +39,7 @@ class Engine:
         self.target, self.drafter, self.scheduler = target, drafter, scheduler
         self.accept, self.controller = accept, controller
         self.sinks: list[Sink] = []
+        self.ahead: Pending | None = None
 
     def add(self, request: Request) -> None:
         """Queue a request; `OutOfMemory` if it can never fit."""
@@ -48,18 +50,29 @@ class Engine:
         request.started = time.perf_counter()
 
     def step(self) -> StepEvent | None:
-        """One round, or None when there is nothing to do."""
-        pending = self.launch()
-        return None if pending is None else self.settle(pending)
+        """One round, or None when there is nothing to do. Where nothing has to be known for it, the next one is launched before
+        this one is read; else before its text is told."""
+        pending, self.ahead = self.ahead or self.launch(), None
+        if pending is None:
+            return None
+        if self._blind(pending):
+            self.ahead = self.launch(blind=True)
+        outcome = self.book(pending)
+        try:
+            if pending.answer is not None and self.ahead is None:
+                self.ahead = self.launch()
+        finally:
+            event = self.tell(pending, outcome)
+        return event
 
-    def launch(self) -> Pending | None:
-        """Everything the device does in a round; no host sync inside."""
-        batch = self.scheduler.next()
+    def launch(self, blind: bool = False) -> Pending | None:
+        """Everything the device does in a round; no host sync inside. `blind`: the round before has not been read."""
+        batch = self.scheduler.next(blind)
         if batch is None:
             return None
         started = time.perf_counter()
         budget = self.controller.budget(batch)  # how far to look ahead, per request; 0 = do not
-        proposal = self.drafter.propose(batch, budget)  # guesses
+        proposal = self.target.place(batch, self.drafter.propose(batch, budget))  # guesses
         drafted = time.perf_counter()
         scores = self.target.score(batch, proposal)  # one pass over pending tokens and guesses
         scored = time.perf_counter()
@@ -67,12 +80,22 @@ class Engine:
         measured = logprobs.measure(batch, proposal, scores, verdict, self.target.sampler)  # of those who asked
         self.target.keep(batch, proposal, verdict)  # the path's KV stays, the rest is forgotten
         self.drafter.observe(batch, proposal, verdict, scores)
-        return Pending(batch, proposal, verdict, started, drafted, scored, measured)
+        self.scheduler.launched(batch, proposal.widths)
+        return Pending(batch, proposal, verdict, started, drafted, scored, measured, scores.answer)
 
     def settle(self, pending: Pending) -> StepEvent:
-        """What the host needs: text, stop strings, statistics, freeing."""
-        outcome = read(pending.batch, pending.proposal, pending.verdict, pending.logprobs)
+        """What the host needs of a round: tokens, then all that follows from them."""
+        return self.tell(pending, self.book(pending))
+
+    def book(self, pending: Pending) -> Outcome:
+        """Wait for a round and note what it committed: all that the next one depends on."""
+        outcome = read(pending)
         self.scheduler.advance(pending.batch, outcome.accepted, outcome.counts, outcome.tokens)
+        self.scheduler.landed(pending.batch, pending.proposal.widths, outcome.finish)
+        return outcome
+
+    def tell(self, pending: Pending, outcome: Outcome) -> StepEvent:
+        """Text, stop strings, statistics, freeing."""
         event = self._event(pending, outcome)
         for item in event.committed:
             if item.request.finish is not Finish.RUNNING:
@@ -80,7 +103,13 @@ class Engine:
         self.controller.observe(event)
         for sink in self.sinks:
             sink(event)
+        if self.scheduler.idle:
+            self.ahead = None  # nobody is left to hear of it
         return event
+
+    def _blind(self, pending: Pending) -> bool:
+        """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""
+        return pending.answer is not None and self.drafter.blind and self.scheduler.calm(pending.batch)
 
     def release(self, request: Request) -> None:
         """Forget a request everywhere: KV, drafter, sampler, queue. Safe to call at any moment between rounds."""
@@ -100,7 +129,7 @@ class Engine:
         event = StepEvent(
             items,
             draft_seconds=pending.drafted - pending.started,
-            verify_seconds=pending.scored - pending.drafted,
+            verify_seconds=pending.scored - pending.drafted if pending.answer is None else pending.answer.seconds(),
             seconds=time.perf_counter() - pending.started,
             prefill=sum(p for p in pending.batch.pending if p > 1),
             rows=sum(pending.batch.pending) + sum(pending.proposal.widths),

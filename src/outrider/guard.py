@@ -38,9 +38,13 @@ class Guard:
     def working(self) -> bool:
         return self.reason is None
 
+    @property
+    def blind(self) -> bool:
+        """Whether guesses need nothing that only the host learns when a round is read."""
+        return not self.working or bool(getattr(self.drafter, "blind", False))
+
     def start(self, start: Start) -> None:
         """Start the drafter; what is the user's to mend (a mismatch, a missing model) is raised."""
-        self._device = start.device
         try:
             self.drafter.start(start)
         except OutriderError:
@@ -51,14 +55,12 @@ class Guard:
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """The drafter's guesses if they are sound, else none."""
         proposal = self._guesses(batch, budget) if self.working and budget.any else None
-        return Proposal.empty(len(batch), self._device) if proposal is None else proposal
+        return Proposal.empty(len(batch)) if proposal is None else proposal
 
     def _guesses(self, batch: Batch, budget: Budget) -> Proposal | None:
         try:
             with _kept(batch):
                 proposal = self.drafter.propose(batch, budget)
-            if isinstance(proposal, Proposal) and proposal.tokens.device.type != self._device.type:
-                proposal = proposal.to(self._device)
             sound = self._sound(proposal, batch, budget)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")

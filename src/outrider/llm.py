@@ -19,9 +19,10 @@ from .loading import Setup, assemble, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
 from .protocols import AcceptanceRule, Drafter, Needs, Start
+from .results import Chunk, Result
 from .scheduler import Scheduler
 from .text import TextStream
-from .types import FINISH_NAMES, Chunk, Committed, Finish, Request, Result, Stats
+from .types import FINISH_NAMES, Committed, Finish, Request, Stats
 
 Prompt = str | Sequence[int]
 

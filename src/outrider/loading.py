@@ -13,12 +13,17 @@ from .cache.slots import SlotCache
 from .draws import Drawer
 from .errors import BadInput, DrafterMismatch, OutOfMemory
 from .models import weights
+from .models.fast import FastTarget
 from .models.hf import Decoder
+from .models.native import Native, supports
+from .models.rows import anchors
 from .models.target import ModelTarget, View
 from .protocols import Cache, Drafter, Start
 from .sampling import TextSampler
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from .models.tokenizer import TextTokenizer
 
 BLOCK = 64
@@ -59,12 +64,29 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     device = pick_device(setup.device)
     dtype = pick_dtype(setup.dtype, device)
     loaded = weights.load(weights.resolve(setup.model), dtype=dtype, device=str(device), progress=progress)
-    decoder = Decoder(loaded.model, loaded.name)
+    decoder = make_decoder(loaded.model, loaded.name, setup.invariant, progress)
     max_len = pick_length(setup.max_model_len, decoder)
     cache = make_cache(setup, decoder, max_len, drafter.nodes)
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
-    target = ModelTarget(decoder, cache, sampler, max_len, setup.invariant)
+    target = make_target(decoder, cache, sampler, max_len, setup.invariant)
     return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer.vocab))
+
+
+def make_decoder(model: PreTrainedModel, name: str, invariant: bool, progress: Callable[[str], None]) -> Decoder:
+    """The fused decoder where it knows the model, else transformers' own layers."""
+    if not supports(model):
+        return Decoder(model, name)
+    progress("checking matrix products and building kernels")
+    decoder = Native(model, name)
+    decoder.products.invariant = invariant
+    return decoder
+
+
+def make_target(decoder: Decoder, cache: Cache, sampler: TextSampler, max_len: int, invariant: bool) -> ModelTarget:
+    """Rounds as captured graphs where the card and the cache allow it, else pass by pass."""
+    if anchors(cache):
+        return FastTarget(decoder, cache, sampler, max_len)
+    return ModelTarget(decoder, cache, sampler, max_len, invariant)
 
 
 def check(setup: Setup) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .types import COUPLED, NONE, Committed, Stats, StepEvent, Summary
+from .results import Summary
+from .types import COUPLED, NONE, Committed, Stats, StepEvent
 
 
 def add(stats: Stats, item: Committed) -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import metrics
 from .logprobs import Measured, Rows
-from .types import NONE, PROBE, Batch, Committed, Finish, Logprob, Proposal, Request, Verdict
+from .types import NONE, PROBE, Batch, Committed, Finish, Logprob, Request
+
+if TYPE_CHECKING:
+    from .engine import Pending
 
 Shown = tuple[tuple[Logprob, ...], ...] | None
 
@@ -124,8 +128,20 @@ def _write(request: Request, fresh: list[int], finish: Finish) -> int:
     return used + 1 if ends and request.text.stopped is None else used
 
 
-def read(batch: Batch, proposal: Proposal, verdict: Verdict, measured: Measured | None = None) -> Outcome:
+def _told(batch: Batch, rows: list[list[int]], guesses: list[Any]) -> Outcome:
+    """The outcome of a captured round, whose answer has arrived."""
+    columns = (len(rows[0]) - 3) // 2
+    accepted, counts, finish = ([row[i] for row in rows] for i in range(3))
+    tokens, path = [row[3 : 3 + columns] for row in rows], [row[3 + columns :] for row in rows]
+    sizes, drafted, parents, source = guesses
+    return Outcome(batch, accepted, counts, finish, sizes, tokens, path, drafted, parents, source)
+
+
+def read(pending: Pending) -> Outcome:
     """Everything the host wants to know about a round, in one device-to-host copy (and a few more for log-probabilities)."""
+    if pending.answer is not None:
+        return _told(pending.batch, *pending.answer.read())
+    batch, proposal, verdict, measured = pending.batch, pending.proposal, pending.verdict, pending.logprobs
     heads = (verdict.accepted, verdict.counts, verdict.finish, proposal.sizes)
     tables = (verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source)
     if verdict.counts.device.type == "cpu":

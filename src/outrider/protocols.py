@@ -148,8 +148,8 @@ class Start:
 
 
 class Target(Protocol):
-    """The model that decides. `score` runs one pass over pending tokens and guesses; `keep` makes the accepted path's KV
-    the sequence's KV and forgets the rest; `release` forgets a request."""
+    """The model that decides. `place` puts guesses where `score` wants them. `score` runs one pass over pending tokens and
+    guesses; `keep` makes the accepted path's KV the sequence's KV and forgets the rest; `release` forgets a request."""
 
     vocab_size: int
     max_len: int
@@ -157,6 +157,7 @@ class Target(Protocol):
     cache: Cache
     sampler: Sampler
 
+    def place(self, batch: Batch, proposal: Proposal) -> Proposal: ...
     def score(self, batch: Batch, proposal: Proposal) -> Scores: ...
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None: ...
     def release(self, request: Request) -> None: ...
@@ -177,6 +178,8 @@ class Drafter(Protocol):
     depth: int = 8
     nodes: int = 8
     needs: Needs = Needs()
+    blind: bool = False
+    """Whether `propose` reads nothing that the host learns by reading a round (`request.tokens`): then rounds need not wait."""
 
     def start(self, start: Start) -> None:
         """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""

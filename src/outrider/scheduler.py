@@ -8,6 +8,7 @@ chunks, its own tokens as they were decoded; key, positions and tokens already s
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from .errors import OutOfMemory
 from .protocols import Cache
@@ -15,6 +16,8 @@ from .types import Batch, Finish, Request
 
 CHUNK = 512
 """Prompt tokens fed per pass and request."""
+CALM = 128
+"""Tokens of free KV per request, beside its guesses, at which nobody can be short of memory two rounds from now."""
 REPLAY = 16
 """Own tokens fed per pass when a preempted request is recomputed."""
 
@@ -51,14 +54,28 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
-    def next(self) -> Batch | None:
-        """The next round's batch, with KV reserved for its tokens and `room` draft nodes; None if nothing can run."""
+    def calm(self, batch: Batch) -> bool:
+        """Whether the next round's batch is known before `batch`'s round is read: everybody writes, nobody waits or would have to
+        give way."""
+        return not self.waiting and all(batch.ready) and self.cache.free() >= len(self.running) * (self.lookahead + CALM)
+
+    def launched(self, batch: Batch, widths: Sequence[int]) -> None:
+        """Note that a round is in flight, which may add its guesses and one more token to every request."""
+        for request, width in zip(batch.requests, widths, strict=True):
+            request.flying += width + 1
+
+    def next(self, blind: bool = False) -> Batch | None:
+        """The next round's batch, with KV reserved for its tokens and `room` draft nodes; None if nothing can run. `blind`: a
+        round is in flight, of which everybody gets at least one token."""
         rooms = self._secure()
-        self._admit(rooms)
+        if not blind:
+            self._admit(rooms)
         chosen: list[tuple[Request, int, int]] = []
         rows = 0
         for request, room in zip(self.running, rooms, strict=True):
             pending = self._chunk(request)
+            if request.room <= bool(request.flying):
+                continue
             if pending > REPLAY and rows and rows + pending > self.max_rows:
                 continue
             rows += pending if pending > 1 else 0
@@ -67,7 +84,7 @@ class Scheduler:
             return None
         ready = tuple(r.computed + pending == len(r.tokens) for r, pending, _ in chosen)
         rooms_out = tuple(room for _, _, room in chosen)
-        return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out)
+        return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind)
 
     def _secure(self) -> list[int]:
         """KV for every running request, oldest first; whoever cannot be served makes the youngest give way."""
@@ -84,7 +101,7 @@ class Scheduler:
 
     def _reserve(self, request: Request) -> int | None:
         """Room for draft nodes that could be had beside the known tokens; None if not even those fit."""
-        known = len(request.tokens)
+        known = len(request.tokens) + request.flying
         for room in (self.lookahead, 0) if request.room > 1 and self.lookahead else (0,):
             if self.cache.reserve(request, known + room):
                 return room
@@ -134,6 +151,13 @@ class Scheduler:
             end = min((request.computed // CHUNK + 1) * CHUNK, request.prompt_len)
             return end - request.computed
         return min(request.pending, REPLAY)
+
+    def landed(self, batch: Batch, widths: Sequence[int], finish: Sequence[int]) -> None:
+        """Note that a round was read. Who has ended in it takes no part in the next."""
+        for request, width, ended in zip(batch.requests, widths, finish, strict=True):
+            request.flying -= width + 1
+            if ended != Finish.RUNNING:
+                self.remove(request)
 
     def advance(self, batch: Batch, accepted: list[int], counts: list[int], tokens: list[list[int]]) -> None:
         """Book what a round committed: tokens, and how much KV is computed (all that was fed, and the accepted path)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -47,7 +47,8 @@ class Request:
     """One sequence being written. `tokens` is prompt and output together; `computed` of them have KV in the cache. `key` is
     the 64-bit seed of all its noise (`noise.request_key`) and never changes, whatever is retried or preempted. `rule` names the
     acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `failures`:
-    what went wrong in custom processors, by the sequence they were given."""
+    what went wrong in custom processors, by the sequence they were given. `flying` bounds the tokens that rounds launched but
+    not yet read may add; it is 0 between rounds unless the engine runs ahead."""
 
     id: int
     tokens: list[int]
@@ -73,6 +74,7 @@ class Request:
     processed_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
     prompt_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
     failures: dict[tuple[int, ...], str] = field(default_factory=dict)
+    flying: int = 0
 
     @property
     def output(self) -> list[int]:
@@ -115,12 +117,14 @@ class Logprob:
 class Batch:
     """What one round works on. `pending[b]` tokens of `requests[b]`, from `computed` on, enter this pass;
     `ready[b]` says that they reach the last known token, so the request can be given a next token.
-    `room[b]` is how many draft nodes have KV slots reserved."""
+    `room[b]` is how many draft nodes have KV slots reserved. `blind`: the round before is still in flight, so only the device
+    knows where the requests stand."""
 
     requests: tuple[Request, ...]
     pending: tuple[int, ...]
     ready: tuple[bool, ...]
     room: tuple[int, ...]
+    blind: bool = False
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -254,6 +258,15 @@ class Proposal:
         return cls(tokens, parents, sizes, torch.full_like(tokens, source), widths)
 
 
+class Answer(Protocol):
+    """A captured round's outcome on its way to the host. `read` waits for it: per request `[accepted, count, finish, N + 1
+    tokens, N + 1 columns of the path]`, and `[sizes, tokens, parents, source]` of the guesses; then `seconds` tells the device's
+    time."""
+
+    def read(self) -> tuple[list[list[int]], list[Any]]: ...
+    def seconds(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Scores:
     """What the target says: `choice [B, N + 1]` int64, the token of every slot (NONE where there is no such slot or no
@@ -261,7 +274,8 @@ class Scores:
     rows with a slot, in row order, only if asked for, `slots` where those stand; `prompt [E, V]` likewise of the prompt's tokens
     `prompt_at [E]` (index in the batch, position), which only prompt logprobs ask for. `processed [B, N + 1, V]`: scores whose
     softmax is what a slot's token is to be drawn from (tempered and filtered, -inf where forbidden, one token at T = 0, NaN where
-    there is no valid score); only where a request of the batch is `classical`."""
+    there is no valid score); only where a request of the batch is `classical`. `verdict`: the rule's, where the pass applied it
+    already; then `answer` is what is on its way to the host."""
 
     choice: Tensor
     rows: PassRows
@@ -271,6 +285,8 @@ class Scores:
     prompt: Tensor | None = None
     prompt_at: tuple[tuple[int, int], ...] = ()
     processed: Tensor | None = None
+    verdict: Verdict | None = None
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,70 +347,3 @@ class StepEvent:
     seconds: float
     prefill: int
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a streamed answer: the `text` that became printable, the tokens of the round, where each came from
-    (drafter index, or NONE for the target's own token) and the guesses that were rejected. The last one of a sample carries its
-    result. `index` tells which sample it belongs to (`n > 1`); log-probabilities as in `Result`, for the tokens of the round."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    origins: tuple[int, ...]
-    rejected: tuple[int, ...]
-    result: Result | None = None
-    index: int = 0
-    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
-    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One finished answer. `lossless` is False only under a rule that says so.
-
-    `logprobs` (None unless asked for) has one tuple per token: the token itself, then those of the k likeliest that it
-    is not, best first; under `logprobs_mode="both"` they are of the raw distribution and `processed_logprobs` of the other.
-    `prompt_logprobs` has one entry per prompt token, None for the first. With `n > 1` this is sample 0 and `others` the rest."""
-
-    prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    text: str
-    token_ids: tuple[int, ...]
-    origins: tuple[int, ...]
-    finish_reason: str
-    seed: int
-    stats: Summary
-    lossless: bool = True
-    logprobs: tuple[tuple[Logprob, ...], ...] | None = None
-    error: str | None = None
-    processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
-    prompt_logprobs: tuple[tuple[Logprob, ...] | None, ...] | None = None
-    index: int = 0
-    others: tuple[Result, ...] = ()
-
-    @property
-    def samples(self) -> tuple[Result, ...]:
-        """All samples of the prompt, in order of `index`: this one and, on the first, the others."""
-        return (self, *self.others)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of the guesses at depth i + 1."""
-
-    tokens: int
-    rounds: int
-    drafted: int
-    accepted: int
-    tokens_per_round: float
-    acceptance_rate: float
-    acceptance_by_position: tuple[float, ...]
-    draft_seconds: float
-    verify_seconds: float
-    seconds: float
-    tokens_per_second: float
-    first_token_seconds: float
-    drafter: str
-    accept: str = COUPLED
-    lossless: bool = True

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from outrider.cli.painter import Painter
 from outrider.cli.pieces import Mark, Pieces
-from outrider.types import NONE, Chunk
+from outrider.results import Chunk
+from outrider.types import NONE
 
 
 def chars(tokens: Sequence[int]) -> str:

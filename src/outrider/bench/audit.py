@@ -36,7 +36,7 @@ from ..config import SamplingParams
 from ..errors import OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
-from ..types import Result
+from ..results import Result
 from . import compare, law
 from .cases import GROUPS, TEMPERATURES, Case, cases
 

@@ -140,6 +140,14 @@ class Pool:
         self._table = (ids, table)
         return table
 
+    def blocks(self, request: Request) -> tuple[int, ...]:
+        """The request's blocks, in virtual order; the same object until they change."""
+        return self._records.get(request.id, self._none).blocks
+
+    def groups(self) -> list[Tensor]:
+        """All memory under the pool's slots, also what is attached: `[layers, 2, slots, heads, dim]` each."""
+        return [group for store in self._stores for group in store.groups]
+
     def move(self, request: Request, source: Tensor, start: int) -> None:
         """Copy the virtual indices `source [n]` (int64, on the device) to `start .. start + n - 1` in every layer, also of
         attached pools, reading everything before writing. An entry that should stay names itself. No host sync."""

@@ -16,7 +16,7 @@ from .options import Display, ModelOptions
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..types import Chunk, Result
+    from ..results import Chunk, Result
 
 RESULT_FIELDS = ("text", "token_ids", "finish_reason", "seed", "lossless")
 STATS_FIELDS = (

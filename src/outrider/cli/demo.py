@@ -14,7 +14,7 @@ from .answer import check, loaded, stream_answer
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..types import Result
+    from ..results import Result
 
 CODE = '''def shopping_report(items):
     """Print a line for each item and return the total price."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..config import SamplingParams
     from ..llm import LLM
-    from ..types import Chunk
+    from ..results import Chunk
 
 
 def generate(

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from rich.console import Console
 
-from ..types import Chunk
+from ..results import Chunk
 from .pieces import Mark, Piece, Pieces
 
 STYLES = {Mark.OWN: "", Mark.ACCEPTED: "underline green", Mark.REJECTED: "dim strike red"}

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from ..types import NONE, Chunk
+from ..results import Chunk
+from ..types import NONE
 
 REPLACEMENT = "\ufffd"
 LONGEST_CHARACTER = 4

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import BadInput
-from ..protocols import Drafter, Start
+from ..protocols import Drafter
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request
 
@@ -64,12 +64,9 @@ class NGram(Drafter):
         self.config, self.depth, self.nodes = config, config.depth, config.depth
         self._indexes: dict[int, Index] = {}
 
-    def start(self, start: Start) -> None:
-        self._device = start.device
-
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         guesses = [self._guess(r, budget.depth[b]) for b, r in enumerate(batch.requests)]
-        return Proposal.chains(guesses, self._device)
+        return Proposal.chains(guesses)
 
     def release(self, request: Request) -> None:
         self._indexes.pop(request.id, None)

@@ -13,6 +13,7 @@ class NoDrafter(Drafter):
 
     depth = 0
     nodes = 0
+    blind = True
 
     def __init__(self, config: None = None) -> None:
         pass

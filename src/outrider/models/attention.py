@@ -9,6 +9,7 @@ chunks always go by blocks: their bounds are fixed multiples, so a prompt token'
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModel
 from ..protocols import Cache
 from .layout import Layout, Span
+from .rows import Rows
 
 NAME = "outrider"
 """The name under which `attend` is registered."""
@@ -44,6 +46,7 @@ class Pass:
     cache: Cache | None = None
     by_rows: bool = False
     heads: dict[int, tuple[int, int]] = field(default_factory=dict)
+    rows: Rows | None = None
     masks: dict[tuple[int, int | None], Tensor | None] = field(default_factory=dict)
 
 
@@ -63,6 +66,9 @@ def attend(
     if attention_mask is not None:
         raise UnsupportedModel(f"{type(module).__name__} brings a mask of its own, which this engine does not apply")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    if state.rows is not None and state.cache is not None:
+        state.cache.write(layer, state.rows.write, key[0].transpose(0, 1), value[0].transpose(0, 1))
+        return _anchored(state, state.rows, layer, query, (window, scale)), None
     if state.cache is None or state.layout is None:
         state.heads[layer] = (key.shape[1], key.shape[3])
         return torch.zeros_like(query).transpose(1, 2), None
@@ -72,6 +78,18 @@ def attend(
         return _span(state, spans[0], layer, query, (window, scale)).transpose(1, 2), None
     parts = [_span(state, s, layer, query[:, :, s.lo : s.hi], (window, scale)) for s in spans]
     return torch.cat(parts, dim=2).transpose(1, 2), None
+
+
+def _anchored(state: Pass, rows: Rows, layer: int, query: Tensor, how: tuple[int | None, float | None]) -> Tensor:
+    """On a GPU: the kernel for which chains, trees and single rows do the same arithmetic."""
+    from ..kernels.attention import attention
+
+    pool: Any = state.cache
+    window, scale = how
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    keys, values = pool.keys(layer), pool.values(layer)
+    q = query[0].transpose(0, 1)
+    return attention(q, keys, values, rows.where, scale, window=window, tree=rows.tree, serial=rows.serial)[None]
 
 
 def _options(module: nn.Module, options: dict[str, object]) -> tuple[Pass, int | None, float | None]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ..cache.slots import SlotCache
+from ..cache.paged import PagedCache
 from ..config import SamplingParams
 from ..errors import BadInput, UnsupportedModel
 from ..protocols import Cache
@@ -24,6 +24,7 @@ from ..types import Batch, PassOutput, Proposal, Request
 from .attention import NAME, Pass, attend
 from .layout import Layout
 from .products import pack
+from .rows import Rows, anchors, rows_of
 
 AttentionInterface.register(NAME, attend)
 
@@ -58,9 +59,27 @@ class Decoder:
         self.packed = pack(model)
         self.layers = self._probe()
         self.num_layers = len(self.blocks)
+        self.ready()
         self._subsets: dict[tuple[int, ...], nn.ModuleList] = {}
         if reference is not None:
             self._compare(*reference)
+
+    def ready(self) -> None:
+        """For heirs: prepare weights, before the load-time comparison."""
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return int(self.config.num_attention_heads) // self.layers[0][0]
+
+    @torch.inference_mode()
+    def scored(self, rows: Rows, cache: Cache, features: Sequence[str] = ()) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits of all rows of a pass on a GPU, and features: what a CUDA graph captures."""
+        state = Pass(None, cache, rows=rows)
+        options = {"input_ids": rows.token[None], "position_ids": rows.position[None].long(), "use_cache": False}
+        with self._taps(features) as taps:
+            logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        return logits.float(), {name: _gather(taps, name) for name in features}
 
     @torch.inference_mode()
     def forward(
@@ -75,6 +94,8 @@ class Decoder:
         """One pass over `layout`'s rows. Logits (fp32, or fp64 for an fp64 model) come for the scored rows; `layers` restricts
         the run to those decoder layers, `hidden [R, H]` starts from states instead of embeddings."""
         state = Pass(layout, cache, by_rows)
+        if anchors(cache):
+            state.rows = rows_of(layout, cache, self.group, self.max_len)
         # A deep guess may lie past the context. Nothing of it can be kept, but tables of positions end there.
         positions = layout.rows.position.clamp(max=self.max_len - 1)
         options = {"input_ids": layout.tokens[None], "position_ids": positions[None], "use_cache": False, "outrider_pass": state}
@@ -176,7 +197,7 @@ class Decoder:
     @torch.inference_mode()
     def _compare(self, ids: Tensor, expected: Tensor) -> None:
         """Prefill and decoding through our cache must give the reference's logits, within rounding of the dtype."""
-        cache = SlotCache(self.layers, 1, 64, dtype=self.dtype, device=self.device)
+        cache = PagedCache(self.layers, 1, 64, dtype=self.dtype, device=self.device)
         request = Request(-1, ids[0].tolist(), 8, SamplingParams(), 0, 0)
         cache.reserve(request, 12)
         got = []

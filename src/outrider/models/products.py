@@ -1,12 +1,15 @@
-"""Matrix products on CPU: fp32 weights packed once for oneDNN.
+"""Matrix products whose rows do not care who shares the pass: packed fp32 weights on CPU, checked libraries on a GPU.
 
-For the few rows of a decoding pass this is two to three times as fast as `torch.nn.Linear` (whose fp32 products run at half
-the memory bandwidth for one row and slower still for two or three), costs the same for 1 to 16 rows, and, unlike it, gives a row
-the same bits whatever rows stand beside it. Where the library splits the inner dimension for a single row (seen for
-K = 1,536), that row is computed twice in a pair, which it does not split; a check at load finds out.
+On CPU weights are packed once for oneDNN. For the few rows of a decoding pass this is two to three times as fast as
+`torch.nn.Linear` (whose fp32 products run at half the memory bandwidth for one row and slower still for two or three), costs the
+same for 1 to 16 rows, and, unlike it, gives a row the same bits whatever rows stand beside it. Where the library splits the inner
+dimension for a single row (seen for K = 1,536), that row is computed twice in a pair, which it does not split; a check at load
+finds out.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,3 +70,63 @@ def pack(model: nn.Module) -> int:
                 setattr(module, name, PackedLinear(child))
                 count += 1
     return count
+
+
+_ROWS = (1, 16, 48, 64, 256, 1024)
+"""Row counts at which every weight shape is tried at load."""
+NARROW = 48
+"""Rows up to which a row's bits must not depend on what shares its pass, whatever was asked for."""
+
+
+class Products:
+    """Matrix products on a GPU. The vendor's library is used as far as its rows are independent of each other; beyond, where
+    that matters (always up to `NARROW` rows, everywhere under `invariant`), a product that never splits the inner dimension.
+
+    `limits` holds, per weight shape and output type, the most rows at which the library's rows had the same bits as in a pass of
+    16; `check` fills it. A shape that was never checked is trusted.
+    """
+
+    def __init__(self, invariant: bool = False) -> None:
+        self.invariant = invariant
+        self.limits: dict[tuple[int, int, torch.dtype], int] = {}
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """`x [R, K] @ weight [N, K].T + bias`, `[R, N]` in `dtype` (default: that of `x`)."""
+        out = dtype or x.dtype
+        rows, limit = x.shape[0], self.limits.get((*weight.shape, out), _ROWS[-1])
+        if rows > limit and (self.invariant or rows <= NARROW):
+            from ..kernels.product import linear
+
+            return linear(x, weight, bias, out)
+        return _vendor(x, weight, bias, out)
+
+    @torch.inference_mode()
+    def check(self, weights: Sequence[tuple[Tensor, Tensor | None, torch.dtype]]) -> dict[tuple[int, int, torch.dtype], int]:
+        """Try every distinct shape of (weight, bias, output type) and remember up to how many rows it may be trusted."""
+        for weight, bias, dtype in weights:
+            shape = (weight.shape[0], weight.shape[1], dtype)
+            if shape not in self.limits:
+                self.limits[shape] = _trusted(weight, bias, dtype)
+        return self.limits
+
+
+def _vendor(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if dtype is x.dtype:
+        return torch.nn.functional.linear(x, weight, bias)
+    out: Tensor = torch.mm(x, weight.t(), out_dtype=dtype)  # type: ignore[call-overload]
+    return out if bias is None else out + bias.to(dtype)
+
+
+def _trusted(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> int:
+    """The largest of `_ROWS` up to which every row has the bits it has among 16; 0 if it differs even alone."""
+    generator = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(_ROWS[-1], weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
+    sixteen = torch.cat([_vendor(part, weight, bias, dtype) for part in x[:256].split(16)])
+    trusted = 0
+    for rows in _ROWS:
+        parts = [x[i : i + rows] for i in range(0, min(256, 4 * rows), rows)] if rows < 256 else [x[:rows]]
+        got = torch.cat([_vendor(part, weight, bias, dtype) for part in parts])[:256]
+        if not torch.equal(got, sixteen[: got.shape[0]]):
+            break
+        trusted = rows
+    return trusted

@@ -32,6 +32,13 @@ class ModelTarget:
         self.needs = Needs()
         self.lent: dict[int, Lent] = {}
 
+    anchored = False
+    """Whether a token's KV has the same bits whichever pass computed it."""
+
+    def place(self, batch: Batch, proposal: Proposal) -> Proposal:
+        """Guesses on the device that will judge them."""
+        return proposal if proposal.tokens.device.type == self.device.type else proposal.to(self.device)
+
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """The target's token after every slot; see `types.Scores`."""
         layout = Layout.build(batch, proposal, self.cache)

@@ -1,0 +1,106 @@
+"""The target on a GPU: rounds as graph replays where lanes can hold all that matters, the plain pass for everything else.
+
+Both run the same kernels, so a request may go back and forth between them without a bit of its text changing. The plain pass does
+prompts, classical rules, log-probabilities, processors that read history; the graph does the rounds in which time is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..protocols import Sampler
+from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
+from .answer import Answer
+from .lanes import LaneBook, fits
+from .rounds import Machine, Play, shape_of
+from .target import ModelTarget
+
+
+class FastTarget(ModelTarget):
+    """`protocols.Target` for CUDA. `lanes` bounds how many requests can run in captured rounds at once."""
+
+    anchored = True
+
+    def __init__(self, decoder: Any, cache: Any, sampler: Sampler, max_len: int, lanes: int = 256) -> None:
+        super().__init__(decoder, cache, sampler, max_len)
+        from ..kernels.rounds import Lanes
+
+        blocks = -(-(max_len + 128) // cache.block_size)
+        tables = Lanes.make(lanes + 1, blocks, self.device)
+        usable: int = getattr(sampler, "usable", self.vocab_size)
+        self.book = LaneBook(tables, cache)
+        self.machine = Machine(decoder, cache, tables, usable, max_len)
+        self._fit: dict[int, bool] = {}
+        self._nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+
+    def steady(self, batch: Batch) -> bool:
+        """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
+        if self.needs.logits or self.needs.features or not all(batch.ready) or any(p != 1 for p in batch.pending):
+            return False
+        for request in batch.requests:
+            found = self._fit.get(request.id)
+            if found is None:
+                found = self._fit[request.id] = fits(request)
+            if not found:
+                return False
+        return self.book.room(batch.requests)
+
+    def place(self, batch: Batch, proposal: Proposal) -> Proposal:
+        """Guesses where the round wants them: a captured one takes them from the host."""
+        if proposal.tokens.device.type != "cpu" or (self.steady(batch) and proposal.resume is None):
+            return proposal
+        return proposal.to(self.device)
+
+    def score(self, batch: Batch, proposal: Proposal) -> Scores:
+        """See `ModelTarget.score`; a captured round brings its verdict along."""
+        shape = None
+        if self.steady(batch) and proposal.resume is None and proposal.q is None:
+            shape = shape_of(proposal, max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0))
+        if shape is None:
+            return super().score(batch, proposal.to(self.device))
+        lanes = self.book.take(batch.requests)
+        played = self.machine.round(shape)
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
+        ended.record()
+        verdict = _verdict(played.result[: len(batch)], shape.columns)
+        answer = Answer.of(played.result[: len(batch)], proposal, (started, ended))
+        rows = PassRows(self._nothing, self._nothing, self._nothing, self._nothing)
+        choice = played.choice if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
+        return Scores(choice, rows, {}, verdict=verdict, answer=answer)
+
+    def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
+        """A captured round has kept the path already."""
+        if verdict.counts.dtype is not torch.int32:
+            super().keep(batch, proposal, verdict)
+
+    def release(self, request: Request) -> None:
+        super().release(request)
+        self.book.release(request)
+        self._fit.pop(request.id, None)
+
+
+def _numbers(requests: Sequence[Request]) -> tuple[list[int], ...]:
+    """What the host knows of each request: its last tokens, its length, how much it may still write."""
+    return (
+        [r.tokens[-1] for r in requests],
+        [r.tokens[-2] if len(r.tokens) > 1 else r.tokens[-1] for r in requests],
+        [len(r.tokens) for r in requests],
+        [min(r.room, 2**30) for r in requests],
+    )
+
+
+def _verdict(result: Tensor, columns: int) -> Verdict:
+    """The captured rule's answer, as views that the next round overwrites."""
+    return Verdict(result[:, 4 + columns : 4 + 2 * columns], result[:, 0], result[:, 3 : 4 + columns], result[:, 1], result[:, 2])
+
+
+def _table(choice: Tensor, fields: Any, columns: int) -> Tensor:
+    """`[B, N + 1]` choices by request and slot, of what slots there are."""
+    at = fields.first[:-1, None] + torch.arange(columns + 1, device=choice.device)
+    return choice[at.clamp(max=choice.shape[0] - 1).long()]

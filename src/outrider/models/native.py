@@ -1,0 +1,234 @@
+"""A fused decoder for the Llama family on a GPU: the same weights, fewer and larger kernels.
+
+Llama, Mistral, Qwen2, Qwen3, SmolLM and Gemma differ in five switches: biases of the QKV product, a norm of every query and key
+head, the activation of the gate, a norm weight that counts from one, a scale of the embeddings. Query, key and value weights lie
+in one tensor (so do gate and up), of which the model's own parameters become views: no weight exists twice, and transformers'
+own forward still runs. Every kernel works on rows that do not care who shares the pass (`kernels/`), so a token's states have
+the same bits whether prefill, decoding or recomputation made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..protocols import Cache
+from ..types import PassOutput
+from .hf import Decoder
+from .layout import Layout
+from .products import Products
+from .rows import Rows, rows_of
+
+FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3", "gemma"))
+"""`model_type`s whose layers are exactly what `Native` runs. SmolLM2 is a llama."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer's weights: `qkv [(H + 2 KV) D, width]`, `out [width, H D]`, `gate_up [2 F, width]`, `down [width, F]`, norms."""
+
+    first_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    second_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+    window: int | None
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Whether `Native` can run this model: a known family, on CUDA, in a dtype its kernels have, with nothing unusual."""
+    config: Any = model.config.get_text_config()
+    parameter = next(model.parameters())
+    if parameter.device.type != "cuda" or parameter.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    plain = all(type(m) is nn.Linear for m in model.modules() if isinstance(m, nn.Linear))
+    active = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
+    known = active in ("silu", "gelu_pytorch_tanh", "gelu_new") or config.model_type == "gemma"
+    return plain and known and config.model_type in FAMILIES and not getattr(config, "mlp_bias", False)
+
+
+class Native(Decoder):
+    """`Decoder` by fused kernels. Raises what `Decoder` raises; `supports` says which models it takes."""
+
+    def ready(self) -> None:
+        """Join weights and make tables. Called once, before the load-time comparison."""
+        config: Any = self.config
+        gemma = config.model_type == "gemma"
+        self.eps = float(config.rms_norm_eps)
+        self.offset, self.wide_norm = (1.0, True) if gemma else (0.0, False)
+        self.tanh = gemma or "gelu" in str(getattr(config, "hidden_act", ""))
+        attention: Any = self.blocks[0].self_attn
+        self.head_dim = int(attention.head_dim)
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(config.num_key_value_heads)
+        self.scale = float(attention.scaling)
+        self.stack = [_join(block) for block in self.blocks]
+        self.final = self.base.norm.weight.detach()
+        head: Any = self.model.get_output_embeddings()
+        self.head, self.head_bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+        self.products = Products()
+        self._check_products()
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def _check_products(self) -> None:
+        """Find out which products have rows that do not care who shares the pass (all layers have the same shapes)."""
+        block, same = self.stack[0], self.dtype
+        some = ((block.qkv, block.qkv_bias), (block.out, block.out_bias), (block.gate_up, None), (block.down, None))
+        self.products.check([*((w, b, same) for w, b in some), (self.head, None, torch.float32)])
+
+    def angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """`cos` and `sin` `[at least length, D]`, fp32, by the model's own rotary module."""
+        if self._angles is None or self._angles[0].shape[0] < length:
+            size = min(max(2 * length, 4096), max(self.max_len, length))
+            positions = torch.arange(size, device=self.device)[None]
+            like = torch.zeros(1, dtype=torch.float32, device=self.device)
+            cos, sin = self.base.rotary_emb(like, position_ids=positions)
+            self._angles = cos[0].contiguous(), sin[0].contiguous()
+        return self._angles
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        layout: Layout,
+        cache: Cache,
+        features: Sequence[str] = (),
+        layers: Sequence[int] | None = None,
+        hidden: Tensor | None = None,
+        by_rows: bool = False,
+    ) -> PassOutput:
+        """See `Decoder.forward`."""
+        rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
+        wanted = {part for name in features for part in name.removeprefix("hidden:").split(",")}
+        order = range(self.num_layers) if layers is None else layers
+        if layers is not None and list(layers) != sorted(set(layers)):
+            raise ValueError(f"layers must be distinct and in order, got {tuple(layers)}")
+        taps: dict[str, Tensor] = {}
+        normed, last = self.states(rows, cache, order, hidden, taps if wanted else None)
+        taps["last"] = normed
+        out = {name: torch.cat([taps[p] for p in name.removeprefix("hidden:").split(",")], -1) for name in features}
+        logits, prompt = self._heads(normed, layout)
+        return PassOutput(layout.rows, None if layers is None else last, logits, out, prompt=prompt)
+
+    @torch.inference_mode()
+    def scored(self, rows: Rows, cache: Cache, features: Sequence[str] = ()) -> tuple[Tensor, dict[str, Tensor]]:
+        """See `Decoder.scored`."""
+        taps: dict[str, Tensor] = {}
+        normed, _ = self.states(rows, cache, range(self.num_layers), None, taps if features else None)
+        taps["last"] = normed
+        out = {name: torch.cat([taps[p] for p in name.removeprefix("hidden:").split(",")], -1) for name in features}
+        return self.logits(normed), out
+
+    def _heads(self, normed: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+        wanted, scored = layout.scored, layout.scored.shape[0]
+        if layout.prompt:
+            wanted = torch.cat([wanted, torch.tensor([row for row, _, _ in layout.prompt], device=wanted.device)])
+        if wanted.shape[0] == 0:
+            return None, None
+        logits = self.logits(normed if wanted.shape[0] == normed.shape[0] and not layout.prompt else normed[wanted])
+        return logits[:scored] if scored else None, logits[scored:] if layout.prompt else None
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """fp32 scores `[R, V]` of states that passed the final norm."""
+        out = self.products(normed, self.head, None, torch.float32)
+        return out if self.head_bias is None else out + self.head_bias.float()
+
+    def states(
+        self,
+        rows: Rows,
+        cache: Cache,
+        layers: Sequence[int],
+        hidden: Tensor | None = None,
+        taps: dict[str, Tensor] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run `layers` over a pass: states `[R, width]` after the final norm, and before it. `taps`, if given, takes the input of
+        every layer, by its number."""
+        from ..kernels import layers as fused
+
+        cos, sin = self.angles(rows.longest)
+        residual = self.base.embed_tokens(rows.token) if hidden is None else hidden.clone()
+        order = list(layers)
+        norms = [self.stack[i].first_norm for i in order] + [self.final]
+        normed = self._norm(None, residual, norms[0])
+        for at, i in enumerate(order):
+            block = self.stack[i]
+            if taps is not None:
+                taps[str(i)] = residual.clone()
+            qkv = self.products(normed, block.qkv, block.qkv_bias)
+            mixed = self._attend(qkv, (cos, sin), rows, cache, i)
+            normed = self._norm(self.products(mixed, block.out, block.out_bias), residual, block.second_norm)
+            inner = fused.gate(self.products(normed, block.gate_up), tanh=self.tanh)
+            normed = self._norm(self.products(inner, block.down), residual, norms[at + 1])
+        return normed, residual
+
+    def _norm(self, x: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
+        from ..kernels import layers as fused
+
+        return fused.add_rms_norm(x, residual, weight, self.eps, offset=self.offset, wide=self.wide_norm)
+
+    def _attend(self, qkv: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: Cache, layer: int) -> Tensor:
+        from ..kernels.attention import attention
+        from ..kernels.layers import rope_write
+
+        block = self.stack[layer]
+        keys, values = cache.keys(layer), cache.values(layer)  # type: ignore[attr-defined]
+        norms = (block.query_norm, block.key_norm)
+        query = rope_write(qkv, angles, rows.position, rows.write, (keys, values), norms=norms, eps=self.eps)
+        out = attention(query, keys, values, rows.where, self.scale, window=block.window, tree=rows.tree, serial=rows.serial)
+        return out.view(out.shape[0], -1)
+
+
+def _join(block: Any) -> Block:
+    attention, mlp = block.self_attn, block.mlp
+    qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
+    bias = None if attention.q_proj.bias is None else torch.cat([m.bias.detach() for m in _qkv(attention)])
+    out_bias = attention.o_proj.bias
+    window = getattr(attention, "sliding_window", None)
+    return Block(
+        block.input_layernorm.weight.detach(),
+        qkv,
+        bias,
+        _weight(attention, "q_norm"),
+        _weight(attention, "k_norm"),
+        attention.o_proj.weight.detach(),
+        None if out_bias is None else out_bias.detach(),
+        block.post_attention_layernorm.weight.detach(),
+        _joined([mlp.gate_proj, mlp.up_proj]),
+        mlp.down_proj.weight.detach(),
+        int(window) if isinstance(window, int) and window > 0 else None,
+    )
+
+
+def _qkv(attention: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+    return attention.q_proj, attention.k_proj, attention.v_proj
+
+
+def _weight(module: Any, name: str) -> Tensor | None:
+    found = getattr(module, name, None)
+    return None if found is None else found.weight.detach()
+
+
+def _joined(linears: Sequence[nn.Linear]) -> Tensor:
+    """Their weights one below the other in one tensor, which they then share."""
+    whole = torch.cat([m.weight.detach() for m in linears])
+    start = 0
+    for linear in linears:
+        end = start + linear.weight.shape[0]
+        linear.weight = nn.Parameter(whole[start:end], requires_grad=False)
+        start = end
+    return whole
+
+
+def describe(decoder: Decoder) -> Mapping[str, str]:
+    """How a decoder's pass is run, for `doctor` and provenance."""
+    fused = isinstance(decoder, Native)
+    return {"decoder": "fused" if fused else "transformers", "family": str(decoder.config.model_type)}

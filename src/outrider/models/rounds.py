@@ -1,0 +1,243 @@
+"""A decoding round as one replay of a CUDA graph: rows from lanes and guesses, the pass, the choice, the rule, the kept path.
+
+A graph belongs to a shape: how many requests, rows and columns of guesses, chain or tree, how long a sequence may be. Shapes
+come in buckets; what a round does not use are padding rows, which see nothing and write to the scratch page. Plain decoding has
+buckets of its own, so it is never padded to a tree's rows. Graphs are captured when first needed and share their memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..types import Proposal
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from ..kernels.rounds import Lanes
+    from .hf import Decoder
+
+REQUESTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+COLUMNS = (0, 8, 16, 32, 64)
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+KEEP = -1
+"""In place of a number that only the device knows yet."""
+
+
+class Shape(NamedTuple):
+    """`requests` B, `rows` R, `columns` N, whether guesses branch, and a bound on sequence lengths."""
+
+    requests: int
+    rows: int
+    columns: int
+    tree: bool
+    longest: int
+
+
+def shape_of(proposal: Proposal, longest: int) -> Shape | None:
+    """The smallest bucket for a proposal; None where there is none."""
+    requests, columns = len(proposal.widths), max(proposal.widths, default=0)
+    rows = requests + sum(proposal.widths)
+    found = [_bucket(x, steps) for x, steps in ((requests, REQUESTS), (columns, COLUMNS), (longest, LENGTHS))]
+    if found[0] is None or found[1] is None or found[2] is None:
+        return None
+    total = found[0] if columns == 0 else _bucket(max(rows, found[0] + 1), ROWS) or -(-max(rows, found[0]) // 64) * 64
+    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2])
+
+
+def _bucket(count: int, steps: Sequence[int]) -> int | None:
+    at = bisect_left(steps, count)
+    return steps[at] if at < len(steps) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """One int32 buffer seen as its parts; the same on host (numpy) and device (torch). `first [B + 1]` is the first row of every
+    request; `last`, `previous`, `length`, `room` are the host's word on a lane, or KEEP."""
+
+    lane: Any
+    first: Any
+    sizes: Any
+    last: Any
+    previous: Any
+    length: Any
+    room: Any
+    tiles: Any
+    tokens: Any
+    parents: Any
+
+    @classmethod
+    def of(cls, flat: Any, shape: Shape, tiles: int) -> Fields:
+        b, n = shape.requests, shape.columns
+        counts = (b, b + 1, b, b, b, b, b, 3 * tiles, b * n, b * n)
+        parts, start = [], 0
+        for count in counts:
+            parts.append(flat[start : start + count])
+            start += count
+        return cls(*parts[:7], parts[7].reshape(tiles, 3), parts[8].reshape(b, n), parts[9].reshape(b, n))
+
+    @staticmethod
+    def size(shape: Shape, tiles: int) -> int:
+        return 7 * shape.requests + 1 + 3 * tiles + 2 * shape.requests * shape.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """A round to be played: lanes, host numbers of each request (KEEP where only the device knows), guesses, bound of rows."""
+
+    lanes: list[int]
+    numbers: tuple[Sequence[int], ...] | None
+    proposal: Proposal
+
+
+class Round:
+    """One captured shape. `result [B, 3 + 2 (N + 1)]` int32: accepted, count, finish, tokens, path (see `kernels.rounds`)."""
+
+    def __init__(self, shape: Shape, machine: Machine) -> None:
+        from ..kernels.attention import rows_per_tile
+
+        self.shape, self.machine = shape, machine
+        self.per_tile = rows_per_tile(machine.group)
+        tiles = shape.requests + (shape.rows // self.per_tile if shape.columns else 0)
+        size = Fields.size(shape, tiles)
+        device = machine.lanes.last.device
+        self.host = np.zeros(size, dtype=np.int32)
+        self.given = Fields.of(self.host, shape, tiles)
+        flat = torch.zeros(size, dtype=torch.int32, device=device)
+        self.flat, self.fields = flat, Fields.of(flat, shape, tiles)
+        self.result = torch.zeros(shape.requests, 3 + 2 * (shape.columns + 1), dtype=torch.int32, device=device)
+        self.choice = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        self.features: dict[str, Tensor] = {}
+        self._last: tuple[object, ...] | None = None
+        self._blank()
+        self.graph = self._capture()
+
+    def _blank(self) -> None:
+        """Nothing but padding: what capture runs on."""
+        self.host[:] = 0
+        self.given.lane[:] = self.machine.padding
+        for part in (self.given.last, self.given.previous, self.given.length, self.given.room):
+            part[:] = KEEP
+        self.given.first[:] = np.arange(self.shape.requests + 1)
+        self.flat.copy_(torch.from_numpy(self.host))
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self._work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.machine.pool):
+            self._work()
+        return graph
+
+    def _work(self) -> None:
+        """What the graph holds."""
+        from ..kernels import choose, moves, rounds
+        from ..kernels.attention import Where
+
+        machine, shape, fields = self.machine, self.shape, self.fields
+        rows = rounds.prepare(machine.lanes, fields, shape.rows, machine.max_len, linear=not shape.tree)
+        where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest)
+        packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
+        logits, self.features = machine.decoder.scored(packed, machine.cache, machine.features)
+        choose.choose(logits, rows.lane, rows.attend, machine.lanes, machine.usable, self.choice)
+        rounds.decide(machine.lanes, fields, self.choice, self.result)
+        if shape.tree:
+            accepted, path = self.result[:, 0], self.result[:, 4 + shape.columns :]
+            moves.move_path(machine.cache.groups(), where.table, rows.known, path, accepted)
+
+    def play(self, play: Play) -> None:
+        """Run it. Nothing waits for the device."""
+        if not self._same(play):
+            self._fill(play)
+            self.flat.copy_(torch.from_numpy(self.host).pin_memory(), non_blocking=True)
+        proposal, count = play.proposal, len(play.lanes)
+        if proposal.columns and proposal.tokens.device.type != "cpu":
+            fields, n = self.fields, min(proposal.columns, self.shape.columns)
+            fields.tokens[:count, :n].copy_(proposal.tokens[:, :n])
+            fields.parents[:count, :n].copy_(proposal.parents[:, :n])
+            fields.sizes[:count].copy_(proposal.sizes)
+        self.graph.replay()
+
+    def _same(self, play: Play) -> bool:
+        """Whether the buffer already says what this round needs: the same lanes go on, and the device knows the rest."""
+        said = (tuple(play.lanes), play.proposal.widths) if play.numbers is None else None
+        same = said is not None and said == self._last and play.proposal.tokens.device.type != "cpu"
+        same = same or (said is not None and said == self._last and not any(play.proposal.widths))
+        self._last = said
+        return same
+
+    def _fill(self, play: Play) -> None:
+        given, proposal, count = self.given, play.proposal, len(play.lanes)
+        given.lane[:count] = play.lanes
+        given.lane[count:] = self.machine.padding
+        ends = list(accumulate((w + 1 for w in proposal.widths), initial=0))
+        given.first[: count + 1] = ends
+        given.first[count + 1 :] = ends[-1]
+        for part, numbers in zip(
+            (given.last, given.previous, given.length, given.room), play.numbers or ([KEEP] * count,) * 4, strict=True
+        ):
+            part[:count] = numbers
+            part[count:] = KEEP
+        given.sizes[:] = 0
+        given.sizes[:count] = proposal.widths
+        self._tile(ends)
+        if proposal.columns and proposal.tokens.device.type == "cpu":
+            n = min(proposal.columns, self.shape.columns)
+            given.sizes[:count] = proposal.sizes.numpy()
+            given.tokens[:count, :n] = proposal.tokens[:, :n].numpy()
+            given.parents[:count, :n] = proposal.parents[:, :n].numpy()
+
+    def _tile(self, ends: list[int]) -> None:
+        """Rows of one request, so many at a time."""
+        tiles, size = self.given.tiles, self.per_tile
+        tiles[:] = 0
+        count = len(ends) - 1
+        if self.shape.columns == 0:
+            tiles[:count, 0] = tiles[:count, 1] = np.arange(count)
+            tiles[:count, 2] = 1
+            return
+        spans = list(enumerate(pairwise(ends)))
+        found = [(b, row, min(size, hi - row)) for b, (lo, hi) in spans for row in range(lo, hi, size)]
+        tiles[: len(found)] = found
+
+
+class Machine:
+    """What all rounds share: the decoder, its KV, the lanes, memory for graphs."""
+
+    def __init__(self, decoder: Decoder, cache: Any, lanes: Lanes, usable: int, max_len: int) -> None:
+        self.decoder, self.cache, self.lanes, self.usable, self.max_len = decoder, cache, lanes, usable, max_len
+        self.padding = lanes.last.shape[0] - 1
+        self.group = decoder.group
+        self.features: tuple[str, ...] = ()
+        self.pool = torch.cuda.graph_pool_handle()
+        self._rounds: dict[Shape, Round] = {}
+
+    def table(self, lane: Tensor) -> Tensor:
+        """Block tables of the round's requests, `[B, blocks]`."""
+        return self.lanes.table.index_select(0, lane)
+
+    def round(self, shape: Shape) -> Round:
+        """The captured round of a shape, captured now if it is new."""
+        if shape not in self._rounds:
+            self._rounds[shape] = Round(shape, self)
+        return self._rounds[shape]
+
+    def forget(self) -> None:
+        """Drop all graphs: the drafter, its features or the pool changed."""
+        self._rounds.clear()
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return tuple(self._rounds)
