@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -9,38 +10,54 @@ from torch import Tensor
 
 from ..types import Proposal
 
+Mark = torch.cuda.Event | float
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`result [B, 3 + 2 (N + 1)]` (accepted, count, finish, N + 1 tokens, N + 1 columns of the path) and the guesses it judged,
-    in pinned memory; `read` waits for them. `marks` bracket the round on the device."""
+    in pinned memory; `read` waits for them."""
 
     result: Tensor
     guesses: tuple[Tensor, ...]
-    arrived: torch.cuda.Event
-    marks: tuple[torch.cuda.Event, torch.cuda.Event]
+    started: Mark
+    ended: Mark
+    arrived: Mark
 
     @classmethod
-    def of(cls, result: Tensor, proposal: Proposal, marks: tuple[torch.cuda.Event, torch.cuda.Event]) -> Answer:
+    def of(cls, result: Tensor, proposal: Proposal, started: Mark) -> Answer:
         """Send it. Guesses that are on the host already stay as they are."""
+        ended = mark(result.device)
         parts = (proposal.sizes, proposal.tokens, proposal.parents, proposal.source)
         sent = _sent(result)
         guesses = tuple(p if p.device.type == "cpu" else _sent(p) for p in parts)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return cls(sent, guesses, arrived, marks)
+        return cls(sent, guesses, started, ended, mark(result.device))
 
     def read(self) -> tuple[list[list[int]], list[list[int]]]:
         """Wait, then: rows of the result, and `[sizes, tokens, parents, source]`."""
-        self.arrived.synchronize()
+        if isinstance(self.arrived, torch.cuda.Event):
+            self.arrived.synchronize()
         return self.result.tolist(), [g.tolist() for g in self.guesses]
 
     def seconds(self) -> float:
         """How long the device worked on the round; call after `read`."""
-        return self.marks[0].elapsed_time(self.marks[1]) / 1000
+        if isinstance(self.started, torch.cuda.Event) and isinstance(self.ended, torch.cuda.Event):
+            return self.started.elapsed_time(self.ended) / 1000
+        return float(self.ended - self.started)  # type: ignore[operator]
+
+
+def mark(device: torch.device) -> Mark:
+    """This moment in the device's work; on a CPU, which works at once, the time."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _sent(tensor: Tensor) -> Tensor:
+    if tensor.device.type == "cpu":
+        return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
     return host

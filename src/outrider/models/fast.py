@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
-from .answer import Answer
+from .answer import Answer, mark
 from .lanes import LaneBook, fits
 from .rounds import Machine, Play, shape_of
 from .target import ModelTarget
@@ -64,12 +64,10 @@ class FastTarget(ModelTarget):
             return super().score(batch, proposal.to(self.device))
         lanes = self.book.take(batch.requests)
         played = self.machine.round(shape)
-        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started.record()
+        started = mark(self.device)
         played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
-        ended.record()
         verdict = _verdict(played.result[: len(batch)], shape.columns)
-        answer = Answer.of(played.result[: len(batch)], proposal, (started, ended))
+        answer = Answer.of(played.result[: len(batch)], proposal, started)
         rows = PassRows(self._nothing, self._nothing, self._nothing, self._nothing)
         choice = played.choice if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
         return Scores(choice, rows, {}, verdict=verdict, answer=answer)

@@ -117,5 +117,10 @@ def _bits(x: float) -> int:
 
 def _upload(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
     """A copy on the device, without waiting for it."""
-    host = torch.from_numpy(np.ascontiguousarray(array))
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+    return staged(array, device).to(device, non_blocking=True)
+
+
+def staged(array: np.ndarray[Any, Any], device: torch.device) -> torch.Tensor:
+    """A copy on the host from which `device` can read at any time later."""
+    host = torch.from_numpy(array)
+    return host.pin_memory() if device.type == "cuda" else host.clone()

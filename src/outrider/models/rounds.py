@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..types import Proposal
+from .lanes import staged
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Round:
         self.features: dict[str, Tensor] = {}
         self._last: tuple[object, ...] | None = None
         self._blank()
-        self.graph = self._capture()
+        self.graph = self._capture() if machine.graphs else None
 
     def _blank(self) -> None:
         """Nothing but padding: what capture runs on."""
@@ -161,14 +162,17 @@ class Round:
         """Run it. Nothing waits for the device."""
         if not self._same(play):
             self._fill(play)
-            self.flat.copy_(torch.from_numpy(self.host).pin_memory(), non_blocking=True)
+            self.flat.copy_(staged(self.host, self.flat.device), non_blocking=True)
         proposal, count = play.proposal, len(play.lanes)
         if proposal.columns and proposal.tokens.device.type != "cpu":
             fields, n = self.fields, min(proposal.columns, self.shape.columns)
             fields.tokens[:count, :n].copy_(proposal.tokens[:, :n])
             fields.parents[:count, :n].copy_(proposal.parents[:, :n])
             fields.sizes[:count].copy_(proposal.sizes)
-        self.graph.replay()
+        if self.graph is None:
+            self._work()
+        else:
+            self.graph.replay()
 
     def _same(self, play: Play) -> bool:
         """Whether the buffer already says what this round needs: the same lanes go on, and the device knows the rest."""
@@ -217,6 +221,7 @@ class Machine:
     """What all rounds share: the decoder, its KV, the lanes, memory for graphs."""
 
     def __init__(self, decoder: Decoder, cache: Any, lanes: Lanes, usable: int, max_len: int) -> None:
+        self.graphs = lanes.last.device.type == "cuda"
         self.decoder, self.cache, self.lanes, self.usable, self.max_len = decoder, cache, lanes, usable, max_len
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
