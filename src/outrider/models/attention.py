@@ -82,14 +82,14 @@ def attend(
 
 def _anchored(state: Pass, rows: Rows, layer: int, query: Tensor, how: tuple[int | None, float | None]) -> Tensor:
     """On a GPU: the kernel for which chains, trees and single rows do the same arithmetic."""
-    from ..kernels.attention import attention
+    from ..kernels.attention import Form, attention
 
     pool: Any = state.cache
     window, scale = how
     scale = query.shape[3] ** -0.5 if scale is None else scale
     keys, values = pool.keys(layer), pool.values(layer)
     q = query[0].transpose(0, 1)
-    return attention(q, keys, values, rows.where, scale, window=window, tree=rows.tree, serial=rows.serial)[None]
+    return attention(q, (keys, values), rows.where, scale, Form(window, None, rows.tree, rows.serial))[None]
 
 
 def _options(module: nn.Module, options: dict[str, object]) -> tuple[Pass, int | None, float | None]:

@@ -7,6 +7,8 @@ prompts, classical rules, log-probabilities, processors that read history; the g
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
 from .answer import Answer, mark
-from .lanes import LaneBook, fits
+from .lanes import LaneBook, filters, fits
 from .rounds import Machine, Play, shape_of
 from .target import ModelTarget
 
@@ -59,7 +61,8 @@ class FastTarget(ModelTarget):
         """See `ModelTarget.score`; a captured round brings its verdict along."""
         shape = None
         if self.steady(batch) and proposal.resume is None and proposal.q is None:
-            shape = shape_of(proposal, max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0))
+            longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
+            shape = shape_of(proposal, longest, reduce(or_, map(filters, batch.requests)))
         if shape is None:
             return super().score(batch, proposal.to(self.device))
         lanes = self.book.take(batch.requests)

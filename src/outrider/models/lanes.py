@@ -95,6 +95,12 @@ def fits(request: Request) -> bool:
     return plain and quiet and not request.bad_words and not request.classical and len(request.stop_ids) <= STOPS
 
 
+def filters(request: Request) -> int:
+    """Which filters the request uses, as `kernels.choose` numbers them."""
+    p = request.params
+    return 0 if p.greedy else (p.top_p < 1) + 2 * (p.top_k > 0) + 4 * (p.min_p > 0)
+
+
 def _constants(request: Request) -> list[int]:
     p = request.params
     key = request.key - 2**64 if request.key >= 2**63 else request.key

@@ -65,7 +65,7 @@ class Native(Decoder):
         config: Any = self.config
         gemma = config.model_type == "gemma"
         self.eps = float(config.rms_norm_eps)
-        self.offset, self.wide_norm = (1.0, True) if gemma else (0.0, False)
+        self.gemma = gemma
         self.tanh = gemma or "gelu" in str(getattr(config, "hidden_act", ""))
         attention: Any = self.blocks[0].self_attn
         self.head_dim = int(attention.head_dim)
@@ -173,17 +173,17 @@ class Native(Decoder):
     def _norm(self, x: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
         from ..kernels import layers as fused
 
-        return fused.add_rms_norm(x, residual, weight, self.eps, offset=self.offset, wide=self.wide_norm)
+        return fused.add_rms_norm(x, residual, weight, self.eps, gemma=self.gemma)
 
     def _attend(self, qkv: Tensor, angles: tuple[Tensor, Tensor], rows: Rows, cache: Cache, layer: int) -> Tensor:
-        from ..kernels.attention import attention
+        from ..kernels.attention import Form, attention
         from ..kernels.layers import rope_write
 
         block = self.stack[layer]
-        keys, values = cache.keys(layer), cache.values(layer)  # type: ignore[attr-defined]
         norms = (block.query_norm, block.key_norm)
-        query = rope_write(qkv, angles, rows.position, rows.write, (keys, values), norms=norms, eps=self.eps)
-        out = attention(query, keys, values, rows.where, self.scale, window=block.window, tree=rows.tree, serial=rows.serial)
+        pool = (cache.keys(layer), cache.values(layer))  # type: ignore[attr-defined]
+        query = rope_write(qkv, angles, rows, pool, norms, self.eps)
+        out = attention(query, pool, rows.where, self.scale, Form(block.window, None, rows.tree, rows.serial))
         return out.view(out.shape[0], -1)
 
 

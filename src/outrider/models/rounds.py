@@ -34,16 +34,17 @@ KEEP = -1
 
 
 class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` N, whether guesses branch, and a bound on sequence lengths."""
+    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, and which filters any request uses."""
 
     requests: int
     rows: int
     columns: int
     tree: bool
     longest: int
+    filters: int = 0
 
 
-def shape_of(proposal: Proposal, longest: int) -> Shape | None:
+def shape_of(proposal: Proposal, longest: int, filters: int = 0) -> Shape | None:
     """The smallest bucket for a proposal; None where there is none."""
     requests, columns = len(proposal.widths), max(proposal.widths, default=0)
     rows = requests + sum(proposal.widths)
@@ -51,7 +52,7 @@ def shape_of(proposal: Proposal, longest: int) -> Shape | None:
     if found[0] is None or found[1] is None or found[2] is None:
         return None
     total = found[0] if columns == 0 else _bucket(max(rows, found[0] + 1), ROWS) or -(-max(rows, found[0]) // 64) * 64
-    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2])
+    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters)
 
 
 def _bucket(count: int, steps: Sequence[int]) -> int | None:
@@ -148,15 +149,14 @@ class Round:
         from ..kernels.attention import Where
 
         machine, shape, fields = self.machine, self.shape, self.fields
-        rows = rounds.prepare(machine.lanes, fields, shape.rows, machine.max_len, linear=not shape.tree)
+        rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.usable, machine.max_len), shape.tree)
         where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
         logits, self.features = machine.decoder.scored(packed, machine.cache, machine.features)
-        choose.choose(logits, rows.lane, rows.attend, machine.lanes, machine.usable, self.choice)
-        rounds.decide(machine.lanes, fields, self.choice, self.result)
+        choose.choose(logits, rows, machine.lanes, machine.usable, self.choice, shape.filters)
+        rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
         if shape.tree:
-            accepted, path = self.result[:, 0], self.result[:, 4 + shape.columns :]
-            moves.move_path(machine.cache.groups(), where.table, rows.known, path, accepted)
+            moves.move_path(machine.cache.groups(), where.table, rows.known, self.result, shape.columns)
 
     def play(self, play: Play) -> None:
         """Run it. Nothing waits for the device."""
@@ -226,7 +226,7 @@ class Machine:
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
         self.features: tuple[str, ...] = ()
-        self.pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._rounds: dict[Shape, Round] = {}
 
     def table(self, lane: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Triton kernels of the fast path. Only imported where there is a GPU (or Triton's interpreter)."""

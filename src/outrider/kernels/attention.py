@@ -1,0 +1,458 @@
+"""Attention anchored at absolute positions, over paged KV: one arithmetic for chains, trees, single rows and prompts.
+
+A row at position p walks positions 0..p in tiles of `BLOCK` and splits of `Tuning.split` positions, both anchored at 0. Every split is
+an online softmax of its own (Milakov and Gimelshein 2018); splits are merged in order (as in flash decoding, Dao et al. 2023).
+Positions not yet part of the sequence are read through the row's path, so where a tree's KV happens to lie changes no operand and no
+order. Rows of one request share a tile of the matrix unit, whose shape is the same for one row and for sixteen: what stands
+beside a row, how many rows a pass has, and which of the three kernels ran cannot change a bit of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 64
+"""Positions per tile, and tokens per KV block: a tile of committed positions is one block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """`tile`: rows times (padded) heads of a group in one matrix tile. `split`: positions per partial softmax. `most`: programs that
+    share the splits of one tile. All of them but `most` and `stages` are part of the arithmetic: one choice per card and release."""
+
+    tile: int = 64
+    split: int = 128
+    warps: int = 4
+    stages: int = 3
+    most: int = 64
+
+
+TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where rows stand; int32. `position [R]`: absolute, -1 for rows that do not exist (their output is zero). `known [B]`: positions
+    below it are read at virtual index = position. `path [R, P]`: position `known + i` of a tree's row has virtual index
+    `path[r, i]`. `table [B, blocks]`: virtual index i lies in slot `table[b, i // 64] * 64 + i % 64`. `tiles [T, 3]`: (request,
+    first row, rows), none across requests, at most `rows_per_tile` rows each. `longest` bounds position + 1; it sizes buffers only."""
+
+    position: Tensor
+    known: Tensor
+    path: Tensor
+    table: Tensor
+    tiles: Tensor
+    longest: int
+
+
+def rows_per_tile(group: int, tuning: Tuning = TUNING) -> int:
+    """Rows of one request that share a tile, for `group` query heads per KV head."""
+    return max(tuning.tile // triton.next_power_of_2(group), 1)
+
+
+@triton.jit
+def _update(q, k, v, ok, m, l, acc, scale, CAP: tl.constexpr, EXACT: tl.constexpr):
+    """One tile of positions into a running softmax. A tile that a row does not see leaves its state as it is, to the bit."""
+    s = tl.dot(q, k, input_precision="ieee" if EXACT else "tf32") * scale
+    if CAP > 0:
+        e = tl.exp(-2.0 * tl.abs(s / CAP))
+        t = (1.0 - e) / (1.0 + e)
+        s = CAP * tl.where(s < 0, -t, t)
+    s = tl.where(ok, s, -1e30)
+    top = tl.maximum(m, tl.max(s, 1))
+    fade = tl.exp(m - top)
+    p = tl.where(ok, tl.exp(s - top[:, None]), 0.0)
+    acc = tl.dot(p.to(v.dtype), v, acc * fade[:, None], input_precision="ieee" if EXACT else "tf32")
+    return top, l * fade + tl.sum(p, 1), acc
+
+
+@triton.jit
+def _merge(m, l, acc, m2, l2, acc2):
+    """Two partial softmaxes as one. An empty second one changes nothing."""
+    top = tl.maximum(m, m2)
+    a, b = tl.exp(m - top), tl.exp(m2 - top)
+    return top, l * a + l2 * b, acc * a[:, None] + acc2 * b[:, None]
+
+
+@triton.jit
+def _joint(
+    q,
+    K,
+    V,
+    TABLE,
+    b,
+    kvh,
+    pos,
+    seen,
+    lo,
+    hi,
+    sK,
+    sKh,
+    NB,
+    scale,
+    d,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TILE: tl.constexpr,
+    BT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """Positions lo..hi - 1, which lie at virtual index = position, for all rows of a tile."""
+    m = tl.full((TILE,), -1e30, tl.float32)
+    l = tl.zeros((TILE,), tl.float32)
+    acc = tl.zeros((TILE, DP), tl.float32)
+    for t in range(lo, hi, BT):
+        j = t + tl.arange(0, BT)
+        slot = tl.load(TABLE + b * NB + t // BT).to(tl.int64) * BT + tl.arange(0, BT)
+        at = slot * sK + kvh * sKh
+        have = j < hi
+        k = tl.load(K + at[None, :] + d[:, None], mask=have[None, :] & (d < D)[:, None], other=0.0)
+        v = tl.load(V + at[:, None] + d[None, :], mask=have[:, None] & (d < D)[None, :], other=0.0)
+        ok = seen[:, None] & (j[None, :] <= pos[:, None]) & have[None, :]
+        if WINDOW > 0:
+            ok = ok & (pos[:, None] - j[None, :] < WINDOW)
+        m, l, acc = _update(q, k, v, ok, m, l, acc, scale, CAP, EXACT)
+    return m, l, acc
+
+
+@triton.jit
+def _split(
+    Q,
+    K,
+    V,
+    PATH,
+    KNOWN,
+    POS,
+    TABLE,
+    TILES,
+    O,
+    PM,
+    PL,
+    sQ,
+    sQh,
+    sK,
+    sKh,
+    NB,
+    MAXD,
+    NS,
+    scale,
+    KVH: tl.constexpr,
+    GROUP: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TILE: tl.constexpr,
+    BT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    NSP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    TREE: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """Partial softmaxes. Programs 0..NSP - 1 of a tile take splits in turn, for all its rows; of trees, programs from NSP on
+    take a row each, and its positions from the split on that holds the first one not committed."""
+    t0 = tl.program_id(0)
+    kvh = tl.program_id(1)
+    part = tl.program_id(2)
+    b = tl.load(TILES + t0 * 3)
+    first = tl.load(TILES + t0 * 3 + 1)
+    count = tl.load(TILES + t0 * 3 + 2)
+    if count == 0:
+        return
+    i = tl.arange(0, TILE)
+    r = i // G
+    g = i % G
+    d = tl.arange(0, DP)
+    pos = tl.load(POS + first + r, mask=r < count, other=-1)
+    seen = (pos >= 0) & (g < GROUP)
+    last = tl.max(pos, 0)
+    known = tl.load(KNOWN + b)
+    end = last + 1
+    if TREE:
+        end = tl.minimum(end, known // SPLIT * SPLIT)
+    if part < NSP:
+        if part * SPLIT >= end:
+            return
+    elif part - NSP >= count:
+        return
+    row = (first + r).to(tl.int64)
+    q = tl.load(
+        Q + row[:, None] * sQ + (kvh * GROUP + g)[:, None] * sQh + d[None, :],
+        mask=(seen & (r < count))[:, None] & (d < D)[None, :],
+        other=0.0,
+    )
+    if part < NSP:
+        low = 0
+        if WINDOW > 0:
+            lowest = tl.min(tl.where(pos >= 0, pos, 2147483647), 0)
+            low = tl.maximum(lowest - WINDOW + 1, 0) // SPLIT
+        for s in range(part, tl.cdiv(end, SPLIT), NSP):
+            if s >= low:
+                hi = tl.minimum(s * SPLIT + SPLIT, end)
+                m, l, acc = _joint(
+                    q, K, V, TABLE, b, kvh, pos, seen, s * SPLIT, hi, sK, sKh, NB, scale, d, D, DP, TILE, BT, WINDOW, CAP, EXACT
+                )
+                at = ((row * KVH + kvh) * NS + s) * G + g
+                mine = seen & (r < count)
+                tl.store(PM + at, m, mask=mine)
+                tl.store(PL + at, l, mask=mine)
+                tl.store(O + at[:, None] * DP + d[None, :], acc, mask=mine[:, None])
+    elif TREE:
+        chosen = part - NSP
+        mine = seen & (r == chosen)
+        p = tl.load(POS + first + chosen)
+        for s in range(known // SPLIT, p // SPLIT + 1):
+            m = tl.full((TILE,), -1e30, tl.float32)
+            l = tl.zeros((TILE,), tl.float32)
+            acc = tl.zeros((TILE, DP), tl.float32)
+            for t in range(s * SPLIT, tl.minimum(s * SPLIT + SPLIT, p + 1), BT):
+                j = t + tl.arange(0, BT)
+                have = j <= p
+                deep = j >= known
+                virtual = tl.where(deep, tl.load(PATH + (first + chosen) * MAXD + (j - known), mask=have & deep, other=0), j)
+                block = tl.load(TABLE + b * NB + virtual // BT, mask=have, other=0).to(tl.int64)
+                at = (block * BT + virtual % BT) * sK + kvh * sKh
+                k = tl.load(K + at[None, :] + d[:, None], mask=have[None, :] & (d < D)[:, None], other=0.0)
+                v = tl.load(V + at[:, None] + d[None, :], mask=have[:, None] & (d < D)[None, :], other=0.0)
+                ok = mine[:, None] & have[None, :]
+                if WINDOW > 0:
+                    ok = ok & (p - j[None, :] < WINDOW)
+                m, l, acc = _update(q, k, v, ok, m, l, acc, scale, CAP, EXACT)
+            at2 = ((row * KVH + kvh) * NS + s) * G + g
+            tl.store(PM + at2, m, mask=mine)
+            tl.store(PL + at2, l, mask=mine)
+            tl.store(O + at2[:, None] * DP + d[None, :], acc, mask=mine[:, None])
+
+
+@triton.jit
+def _combine(
+    O,
+    PM,
+    PL,
+    POS,
+    OUT,
+    NS,
+    sO,
+    sOh,
+    KVH: tl.constexpr,
+    GROUP: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    AHEAD: tl.constexpr,
+):
+    """Merge a row's partial softmaxes in order; `AHEAD` of them are loaded at a time."""
+    row = tl.program_id(0).to(tl.int64)
+    kvh = tl.program_id(1)
+    g = tl.arange(0, G)
+    d = tl.arange(0, DP)
+    pos = tl.load(POS + row)
+    m = tl.full((G,), -1e30, tl.float32)
+    l = tl.zeros((G,), tl.float32)
+    acc = tl.zeros((G, DP), tl.float32)
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(pos - WINDOW + 1, 0) // SPLIT
+    end = (pos + SPLIT) // SPLIT
+    for s0 in range(low, end, AHEAD):
+        for a in tl.static_range(AHEAD):
+            s = s0 + a
+            at = ((row * KVH + kvh) * NS + s) * G + g
+            have = (s < end) & (g < GROUP)
+            m2 = tl.load(PM + at, mask=have, other=-1e30)
+            l2 = tl.load(PL + at, mask=have, other=0.0)
+            acc2 = tl.load(O + at[:, None] * DP + d[None, :], mask=have[:, None], other=0.0)
+            m, l, acc = _merge(m, l, acc, m2, l2, acc2)
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    where = OUT + row * sO + (kvh * GROUP + g)[:, None] * sOh + d[None, :]
+    tl.store(where, out.to(OUT.dtype.element_ty), mask=(g < GROUP)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def _serial(
+    Q,
+    K,
+    V,
+    POS,
+    TABLE,
+    TILES,
+    OUT,
+    sQ,
+    sQh,
+    sK,
+    sKh,
+    sO,
+    sOh,
+    NB,
+    scale,
+    KVH: tl.constexpr,
+    GROUP: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    DP: tl.constexpr,
+    TILE: tl.constexpr,
+    BT: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    EXACT: tl.constexpr,
+):
+    """For many rows: a program walks all splits of a tile and merges them as it goes, as `_combine` would."""
+    t0 = tl.program_id(0)
+    kvh = tl.program_id(1)
+    b = tl.load(TILES + t0 * 3)
+    first = tl.load(TILES + t0 * 3 + 1)
+    count = tl.load(TILES + t0 * 3 + 2)
+    if count == 0:
+        return
+    i = tl.arange(0, TILE)
+    r = i // G
+    g = i % G
+    d = tl.arange(0, DP)
+    pos = tl.load(POS + first + r, mask=r < count, other=-1)
+    seen = (pos >= 0) & (g < GROUP)
+    end = tl.max(pos, 0) + 1
+    row = (first + r).to(tl.int64)
+    mine = (r < count) & (g < GROUP)
+    q = tl.load(
+        Q + row[:, None] * sQ + (kvh * GROUP + g)[:, None] * sQh + d[None, :], mask=mine[:, None] & (d < D)[None, :], other=0.0
+    )
+    m = tl.full((TILE,), -1e30, tl.float32)
+    l = tl.zeros((TILE,), tl.float32)
+    acc = tl.zeros((TILE, DP), tl.float32)
+    low = 0
+    if WINDOW > 0:
+        low = tl.maximum(tl.min(tl.where(pos >= 0, pos, 2147483647), 0) - WINDOW + 1, 0) // SPLIT
+    for s in range(low, tl.cdiv(end, SPLIT)):
+        hi = tl.minimum(s * SPLIT + SPLIT, end)
+        m2, l2, acc2 = _joint(
+            q, K, V, TABLE, b, kvh, pos, seen, s * SPLIT, hi, sK, sKh, NB, scale, d, D, DP, TILE, BT, WINDOW, CAP, EXACT
+        )
+        m, l, acc = _merge(m, l, acc, m2, l2, acc2)
+    out = acc / tl.where(l > 0, l, 1.0)[:, None]
+    where = OUT + row[:, None] * sO + (kvh * GROUP + g)[:, None] * sOh + d[None, :]
+    tl.store(where, out.to(OUT.dtype.element_ty), mask=mine[:, None] & (d < D)[None, :])
+
+
+def attention(
+    q: Tensor,
+    pool: tuple[Tensor, Tensor],
+    where: Where,
+    scale: float,
+    form: Form | None = None,
+    tuning: Tuning = TUNING,
+) -> Tensor:
+    """`q [R, H, D]` against keys and values `[slots, KV, D]` of `pool`, to `[R, H, D]`. No host sync; every shape is static.
+
+    Raises `ValueError` for a group or head size no tile has room for."""
+    form = form or Form()
+    keys, values = pool
+    rows, heads, dim = q.shape
+    kv = keys.shape[1]
+    group = heads // kv
+    padded, wide = triton.next_power_of_2(group), max(triton.next_power_of_2(dim), 16)
+    if heads % kv or padded > tuning.tile:
+        raise ValueError(f"{heads} query heads over {kv} KV heads do not fit a tile of {tuning.tile}")
+    out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
+    tiles = where.tiles.shape[0]
+    common: dict[str, Any] = {
+        "KVH": kv,
+        "GROUP": group,
+        "G": padded,
+        "D": dim,
+        "DP": wide,
+        "SPLIT": tuning.split,
+        "WINDOW": form.window or 0,
+    }
+    inner: dict[str, Any] = {
+        "TILE": tuning.tile,
+        "BT": BLOCK,
+        "CAP": form.softcap or 0.0,
+        "EXACT": q.dtype is torch.float32,
+        "num_warps": tuning.warps,
+        "num_stages": tuning.stages,
+        "enable_fp_fusion": False,
+    }
+    strides = (q.stride(0), q.stride(1), keys.stride(0), keys.stride(1))
+    if form.serial and not form.tree:
+        _serial[(tiles, kv)](
+            q,
+            keys,
+            values,
+            where.position,
+            where.table,
+            where.tiles,
+            out,
+            *strides,
+            out.stride(0),
+            out.stride(1),
+            where.table.stride(0),
+            scale,
+            **common,
+            **inner,
+        )
+        return out
+    splits = triton.cdiv(where.longest, tuning.split)
+    share = min(splits, tuning.most)
+    partial = torch.empty(rows, kv, splits, padded, wide, dtype=torch.float32, device=q.device)
+    state = torch.empty(2, rows, kv, splits, padded, dtype=torch.float32, device=q.device)
+    programs = share + (rows_per_tile(group, tuning) if form.tree else 0)
+    _split[(tiles, kv, programs)](
+        q,
+        keys,
+        values,
+        where.path,
+        where.known,
+        where.position,
+        where.table,
+        where.tiles,
+        partial,
+        state[0],
+        state[1],
+        *strides,
+        where.table.stride(0),
+        where.path.shape[1],
+        splits,
+        scale,
+        NSP=share,
+        TREE=form.tree,
+        **common,
+        **inner,
+    )
+    _combine[(rows, kv)](
+        partial,
+        state[0],
+        state[1],
+        where.position,
+        out,
+        splits,
+        out.stride(0),
+        out.stride(1),
+        **common,
+        AHEAD=8,
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a layer and a pass ask of attention: a sliding `window` (a row at p sees positions above p - window), a `softcap` of the
+    scores, whether rows are a `tree`'s, and whether one program should walk a tile's whole past (`serial`: for many rows)."""
+
+    window: int | None = None
+    softcap: float | None = None
+    tree: bool = False
+    serial: bool = False
