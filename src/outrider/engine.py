@@ -51,7 +51,7 @@ class Engine:
 
     def step(self) -> StepEvent | None:
         """One round, or None when there is nothing to do. Where nothing has to be known for it, the next one is launched before
-        this one is read; else before its text is told."""
+        this one is read; else before its text is told, unless somebody's end makes room for others."""
         pending, self.ahead = self.ahead or self.launch(), None
         if pending is None:
             return None
@@ -59,7 +59,7 @@ class Engine:
             self.ahead = self.launch(blind=True)
         outcome = self.book(pending)
         try:
-            if pending.answer is not None and self.ahead is None:
+            if pending.answer is not None and self.ahead is None and not any(outcome.finish):
                 self.ahead = self.launch()
         finally:
             event = self.tell(pending, outcome)
@@ -91,7 +91,7 @@ class Engine:
         """Wait for a round and note what it committed: all that the next one depends on."""
         outcome = read(pending)
         self.scheduler.advance(pending.batch, outcome.accepted, outcome.counts, outcome.tokens)
-        self.scheduler.landed(pending.batch, pending.proposal.widths, outcome.finish)
+        self.scheduler.landed(pending.batch, pending.proposal.widths)
         return outcome
 
     def tell(self, pending: Pending, outcome: Outcome) -> StepEvent:

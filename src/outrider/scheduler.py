@@ -152,12 +152,10 @@ class Scheduler:
             return end - request.computed
         return min(request.pending, REPLAY)
 
-    def landed(self, batch: Batch, widths: Sequence[int], finish: Sequence[int]) -> None:
-        """Note that a round was read. Who has ended in it takes no part in the next."""
-        for request, width, ended in zip(batch.requests, widths, finish, strict=True):
+    def landed(self, batch: Batch, widths: Sequence[int]) -> None:
+        """Note that a round was read."""
+        for request, width in zip(batch.requests, widths, strict=True):
             request.flying -= width + 1
-            if ended != Finish.RUNNING:
-                self.remove(request)
 
     def advance(self, batch: Batch, accepted: list[int], counts: list[int], tokens: list[list[int]]) -> None:
         """Book what a round committed: tokens, and how much KV is computed (all that was fed, and the accepted path)."""

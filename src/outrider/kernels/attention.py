@@ -31,6 +31,7 @@ class Tuning:
     warps: int = 4
     stages: int = 3
     most: int = 64
+    ahead: int = 16
 
 
 TUNING = Tuning()
@@ -251,16 +252,17 @@ def _combine(
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
     AHEAD: tl.constexpr,
+    PART: tl.constexpr,
 ):
-    """Merge a row's partial softmaxes in order; `AHEAD` of them are loaded at a time."""
+    """Merge a row's partial softmaxes in order, `PART` of a head's entries per program; `AHEAD` of them are loaded at a time."""
     row = tl.program_id(0).to(tl.int64)
     kvh = tl.program_id(1)
     g = tl.arange(0, G)
-    d = tl.arange(0, DP)
+    d = tl.program_id(2) * PART + tl.arange(0, PART)
     pos = tl.load(POS + row)
     m = tl.full((G,), -1e30, tl.float32)
     l = tl.zeros((G,), tl.float32)
-    acc = tl.zeros((G, DP), tl.float32)
+    acc = tl.zeros((G, PART), tl.float32)
     low = 0
     if WINDOW > 0:
         low = tl.maximum(pos - WINDOW + 1, 0) // SPLIT
@@ -430,7 +432,8 @@ def attention(
         **common,
         **inner,
     )
-    _combine[(rows, kv)](
+    part = min(wide, 32)
+    _combine[(rows, kv, wide // part)](
         partial,
         state[0],
         state[1],
@@ -440,7 +443,8 @@ def attention(
         out.stride(0),
         out.stride(1),
         **common,
-        AHEAD=8,
+        AHEAD=tuning.ahead,
+        PART=part,
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -155,7 +155,7 @@ def _bracket(LOW, SUMS, row, goal, CHUNKS, step, CP: tl.constexpr, FIRST: tl.con
 @triton.jit
 def _search(
     Z, LANE, HEAT, K, P, TOP, IN, OUT, LOWIN, LOWOUT, TOTAL, LIMIT, sZ, usable, CHUNKS,
-    PASS: tl.constexpr, MASS: tl.constexpr, CP: tl.constexpr, CH: tl.constexpr, WITH_K: tl.constexpr,
+    PASS: tl.constexpr, MASS: tl.constexpr, CP: tl.constexpr, CH: tl.constexpr, SUB: tl.constexpr,
 ):  # fmt: skip
     """One pass of the search for a row's threshold: sums of counts or masses before `low + k * step`, k = 1..15."""
     row = tl.program_id(0).to(tl.int64)
@@ -177,22 +177,21 @@ def _search(
     low = _bracket(LOWIN, IN, row, goal, CHUNKS, 1 << (4 * (8 - PASS)), CP, PASS == 0)
     if c == 0:
         tl.store(LOWOUT + row, low)
-    if PASS == 8:
-        return
-    top = _top(TOP, row, CHUNKS, CP)
-    v = c * CH + tl.arange(0, CH)
-    z = tl.load(Z + row * sZ + v, mask=v < usable, other=float("-inf"))
-    far, weight = _key(z, top, tl.maximum(heat, 1.1754943508222875e-38))
-    finite = z > float("-inf")
-    k = tl.arange(0, _STEPS)
-    found = tl.zeros((_STEPS,), tl.int64)
-    value = finite.to(tl.int64)
-    if MASS:
-        value = tl.where(finite, _mass(weight), 0)
-    for i in tl.static_range(1, 16):
-        edge = low + i * (1 << (4 * (7 - PASS)))
-        found = tl.where(k == i, tl.sum(tl.where(far.to(tl.int64) < edge, value, 0), 0), found)
-    tl.store(OUT + (row * CHUNKS + c) * _STEPS + k, found)
+    if PASS < 8:
+        top = _top(TOP, row, CHUNKS, CP)
+        k = tl.arange(0, _STEPS)
+        edge = low + k.to(tl.int64) * (1 << (4 * (7 - PASS)))
+        found = tl.zeros((_STEPS, SUB), tl.int64)
+        for part in range(CH // SUB):
+            v = c * CH + part * SUB + tl.arange(0, SUB)
+            z = tl.load(Z + row * sZ + v, mask=v < usable, other=float("-inf"))
+            far, weight = _key(z, top, tl.maximum(heat, 1.1754943508222875e-38))
+            finite = z > float("-inf")
+            value = finite.to(tl.int64)
+            if MASS:
+                value = tl.where(finite, _mass(weight), 0)
+            found += tl.where(far.to(tl.int64)[None, :] < edge[:, None], value[None, :], 0)
+        tl.store(OUT + (row * CHUNKS + c) * _STEPS + k, tl.sum(found, 1))
 
 
 @triton.jit
@@ -438,7 +437,7 @@ def _filter(
             a, b = step % 2, (step + 1) % 2
             _search[grid if step < _PASSES else (count, 1)](
                 z, rows.lane, lanes.heat, lanes.top_k, lanes.top_p, raw, work.sums[b], work.sums[a], low[b], low[a], total, limit,
-                stride, usable, chunks, PASS=step, MASS=mass, WITH_K=False, **shape,
+                stride, usable, chunks, PASS=step, MASS=mass, SUB=256, **shape,
             )  # fmt: skip
     if filters & TOP_P:
         final = low[_PASSES % 2]
