@@ -59,7 +59,7 @@ class Engine:
             return None
         started = time.perf_counter()
         budget = self.controller.budget(batch)  # how far to look ahead, per request; 0 = do not
-        proposal = self.drafter.propose(batch, budget)  # guesses
+        proposal = self.controller.cut(batch, self.drafter.propose(batch, budget))  # guesses
         drafted = time.perf_counter()
         scores = self.target.score(batch, proposal)  # one pass over pending tokens and guesses
         scored = time.perf_counter()

@@ -113,9 +113,8 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one round works on. `pending[b]` tokens of `requests[b]`, from `computed` on, enter this pass;
-    `ready[b]` says that they reach the last known token, so the request can be given a next token.
-    `room[b]` is how many draft nodes have KV slots reserved."""
+    """What one round works on. `pending[b]` tokens of `requests[b]`, from `computed` on, enter this pass; `ready[b]` says that
+    they reach the last known token, so that a next one can be given. `room[b]` is how many draft nodes have KV slots reserved."""
 
     requests: tuple[Request, ...]
     pending: tuple[int, ...]
@@ -156,7 +155,6 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class PassRows:
     """Which row of a packed pass belongs where; all `[R]` int64.
-
     `request` is the index in the batch, `position` counts tokens from the start of the sequence, `virtual` orders a
     request's rows as its KV does (known tokens first, then nodes), `slot` is the slot a row scores, or -1 for rows
     that only fill the cache (all but the last of several pending tokens)."""
@@ -381,7 +379,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of the guesses at depth i + 1."""
+    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of guesses at depth i + 1;
+    `controller` tells in one line how far the engine looked ahead, over all its requests, and why it last changed that."""
 
     tokens: int
     rounds: int
@@ -398,3 +397,4 @@ class Summary:
     drafter: str
     accept: str = COUPLED
     lossless: bool = True
+    controller: str = ""

@@ -13,7 +13,7 @@ from tests.cli.conftest import Round
 
 STATS = {
     "tokens", "rounds", "drafted", "accepted", "tokens_per_round", "acceptance_rate", "acceptance_by_position",
-    "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "drafter", "accept", "lossless",
+    "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "drafter", "accept", "lossless", "controller",
 }  # fmt: skip
 
 
