@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..config import SamplingParams
 from ..protocols import Controller
@@ -137,3 +138,27 @@ def _expected(chance: float, width: int) -> float:
 
 def _request(b: int, params: SamplingParams) -> Request:
     return Request(b + 1, [0], 0, params, key=b, seed=b)
+
+
+def laptop(rows: int, requests: int) -> float:
+    """Seconds of a pass on a small CPU: every row costs something (measured: SmolLM2-135M on two cores)."""
+    points = ((1, 22.0), (8, 26.0), (16, 31.0), (64, 75.0))
+    for (left, low), (right, high) in pairwise(points):
+        if rows <= right:
+            return (low + (high - low) * (rows - left) / (right - left)) / 1000
+    return (75.0 + (rows - 64)) / 1000
+
+
+def card(rows: int, requests: int) -> float:
+    """Seconds of a pass on a GPU: rows are free until it is busy, at about 96 of them."""
+    return (7.0 + 0.02 * requests + 0.06 * max(0, rows - 96)) / 1000
+
+
+def code_then_poetry(rounds: int, draft: float = 0.12) -> World:
+    """One request whose guesses are mostly right for `rounds` rounds, mostly wrong for as many, and right again. A guess costs
+    the share `draft` of a plain pass on a laptop."""
+    return World(
+        accept=lambda b, round_: 0.08 if rounds <= round_ < 2 * rounds else 0.85,
+        draft=lambda depth, requests: draft * depth * laptop(1, 1),
+        verify=laptop,
+    )

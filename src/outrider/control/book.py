@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ..types import Batch, Committed, Finish, Request, StepEvent
 from .rates import Rates, Track
+from .turns import Turns
 
 _TIDY = 256
 """Rounds between looks for requests that ended unseen (stopped by the user)."""
@@ -25,6 +26,7 @@ class State:
     depth: int | None = None
     drafted: int = _NEVER
     eager: bool = False
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,14 @@ class Asked:
 
 @dataclass(slots=True)
 class Book:
-    """Records by request. Budgets and events are matched by who took part, in order, so that rounds may be in flight."""
+    """Records by request. Budgets and events are matched by who took part, in order, so that rounds may be in flight.
+    `turned`: a text has turned since somebody last looked."""
 
     positions: int
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
     round: int = 0
+    turned: bool = False
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
 
@@ -90,10 +94,26 @@ class Book:
         else:
             return None
         drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
+        everybody = self.accept.everybody()
+        turned = sum(self._turn(s, c, everybody) for s, c, _ in drafted)
+        self.turned = self.turned or turned > 0
+        if turned:
+            self.accept.doubt(turned / len(drafted))
         self.accept.learn((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted)
         self.offer.learn((s.offer, len(c.offered_at), d) for s, c, d in drafted if c.finish is Finish.RUNNING)
         self._forget(event.committed)
         return asked
+
+    def _turn(self, state: State, item: Committed, everybody: list[float]) -> bool:
+        """Whether a request's text has turned; its record then starts anew."""
+        if not item.offered_at:
+            return False
+        hit = item.accepted > 0
+        since = state.turns.see(self.accept.of(state.accept, everybody)[0], hit)
+        if since is None:
+            return False
+        state.accept.renew(since[0] - 1, since[1] - hit)
+        return True
 
     def _forget(self, items: Sequence[Committed]) -> None:
         for item in items:

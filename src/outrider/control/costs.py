@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 WINDOW = 24
-FIRM = 5
-"""Samples of a size before its changes are taken for those of all sizes."""
+FIRM = 24
+"""Samples of a size before its changes are taken for those of all sizes: until then they are its own noise settling."""
 OLD = 2000
 """Samples of a curve after which a size that was not met again is forgotten."""
 DOUBT = 1.25

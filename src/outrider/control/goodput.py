@@ -99,7 +99,8 @@ class Goodput:
         """Give every request that may look ahead a depth, anew or as before."""
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
-        if among == self._among and self._book.round - self._planned < REPLAN:
+        turned, self._book.turned = self._book.turned, False
+        if among == self._among and not turned and self._book.round - self._planned < REPLAN:
             return
         states = [self._book.state(batch.requests[b]) for b in who]
         load = self._measure(batch, [limits[b] for b in who], who)
@@ -149,7 +150,7 @@ class Goodput:
         return f"first guess accepted {first:.0%}; with one guess each {one:.2f} times plain speed expected"
 
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
-        """Requests that are off and get a few guesses all the same, while the allowance lasts; `depths` is changed."""
+        """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
         book = self._book
         off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0]
         waiting = [(book.state(batch.requests[b]), b) for b in off]
@@ -161,17 +162,11 @@ class Goodput:
         before = costs.plain(size, rows) + costs.draft(others, deepest)
         chosen: set[int] = set()
         for _, b in sorted(due):
-            depth = min(limits[b][1], 2)
-            while depth:
-                rows_after = rows + round(depth * self._shape.width)
-                drafting = costs.draft(others + 1, max(deepest, depth))
-                price = costs.plain(size, rows_after) + drafting - before
-                if depth == 1 or price < 0.4 * before:
-                    break
-                depth -= 1
+            rows_after = rows + round(self._shape.width)
+            price = costs.plain(size, rows_after) + costs.draft(others + 1, max(deepest, 1)) - before
             if not self._allowance.affords(price):
                 break
-            depths[b], others, deepest, rows = depth, others + 1, max(deepest, depth), rows_after
+            depths[b], others, deepest, rows = 1, others + 1, max(deepest, 1), rows_after
             chosen.add(b)
         return frozenset(chosen)
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-OWN = 0.89
-"""What a request's older record is worth after one more observation: a memory of nine, so that a turn is noticed soon."""
-COMMON = 0.97
+OWN = 0.92
+"""What a request's older record is worth after one more observation: a memory of a dozen rounds."""
+COMMON = 0.98
 """The same for everybody's record, by round."""
 FADE = 0.97
 """What the record of a position is worth after a round that did not reach it. In time it is believed to be like the one before,
 and tried again: bad luck must not shut a depth for good."""
-PULL, MOST_PULL = 2.0, 15.0
+PULL, MOST_PULL = 4.0, 15.0
 """How many observations everybody's record is worth in a request's estimate: the least, which holds while there are too few
 requests to compare, and the most, where requests differ by no more than luck."""
 
 
+WEAK = 1.0
+"""How many observations the prior is worth in everybody's estimate."""
 EFFECTIVE = 1 + OWN
 """A fading record of weight n varies like one of so many times n equal observations."""
 
@@ -31,6 +33,11 @@ class Track:
 
     hits: list[float] = field(default_factory=list)
     tests: list[float] = field(default_factory=list)
+
+    def renew(self, tests: int, hits: int) -> None:
+        """The first position has this record, and no older one; deeper ones count half."""
+        self.hits = [float(hits), *(0.5 * h for h in self.hits[1:])]
+        self.tests = [float(tests), *(0.5 * n for n in self.tests[1:])]
 
     @classmethod
     def empty(cls, positions: int) -> Track:
@@ -68,11 +75,16 @@ class Rates:
             tests[i] = keep * tests[i] + count
             good[i] = keep * good[i] + won[i]
 
+    def doubt(self, share: float) -> None:
+        """For this share of requests the record no longer holds."""
+        keep = 1.0 - share
+        self.common = Track([keep * h for h in self.common.hits], [keep * n for n in self.common.tests])
+
     def everybody(self) -> list[float]:
         """The common estimate by position; one never tested is believed to be like the one before it."""
         found, prior = [], self.prior
         for hits, tests in zip(self.common.hits, self.common.tests, strict=True):
-            prior = (hits + PULL * prior) / (tests + PULL)
+            prior = (hits + WEAK * prior) / (tests + WEAK)
             found.append(prior)
         return found
 
