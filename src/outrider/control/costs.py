@@ -184,11 +184,13 @@ class Costs:
         """Seconds of one pass without guesses."""
         return float(self.verify(batch, np.array([float(rows)]))[0])
 
+    def drafts(self, batch: int, depths: Floats) -> Floats:
+        """Seconds of drafting so many levels for `batch` requests; 0 while nothing is known."""
+        return _borrowed(self._draft, bucket(batch), depths) if self._draft else np.zeros_like(depths)
+
     def draft(self, batch: int, depth: int) -> float:
-        """Seconds of drafting `depth` levels for `batch` requests; 0 while nothing is known."""
-        if depth <= 0 or batch <= 0 or not self._draft:
-            return 0.0
-        return float(_borrowed(self._draft, bucket(batch), np.array([float(depth)]))[0])
+        """The same for one depth."""
+        return float(self.drafts(batch, np.array([float(depth)]))[0]) if depth > 0 and batch > 0 else 0.0
 
     def other(self, batch: int) -> float:
         """Seconds of a round outside drafting and verifying."""

@@ -24,8 +24,8 @@ from .probes import GAP, Allowance
 from .rates import pull
 from .story import Story
 
-REPLAN = 3
-"""Rounds a plan is kept, if nobody comes or goes."""
+REPLAN, SETTLED = 3, 12
+"""Rounds a plan is kept, if nobody comes or goes and no text turns: at first, and when it was confirmed again and again."""
 BETTER = 1.02
 """A new plan must promise this much more than the old one ..."""
 SURE = 1.03
@@ -50,7 +50,7 @@ class Goodput:
         self._allowance = Allowance()
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
-        self._planned, self._among = -REPLAN, frozenset[int]()
+        self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
         self._unsteady = 0
         self._gain, self._plain_at = 1.0, 0
         self._load: Load | None = None
@@ -100,7 +100,7 @@ class Goodput:
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
         turned, self._book.turned = self._book.turned, False
-        if among == self._among and not turned and self._book.round - self._planned < REPLAN:
+        if among == self._among and not turned and self._book.round - self._planned < self._keep:
             return
         states = [self._book.state(batch.requests[b]) for b in who]
         load = self._measure(batch, [limits[b] for b in who], who)
@@ -112,6 +112,8 @@ class Goodput:
             least = BETTER if any(plan.depths) and any(old.depths) else SURE if any(plan.depths) else SAFER
             if plan.speed <= old.speed * least:
                 plan = old
+        same = all(s.depth == d for s, d in zip(states, plan.depths, strict=True))
+        self._keep = min(2 * self._keep, SETTLED) if same else REPLAN
         for state, depth in zip(states, plan.depths, strict=True):
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load

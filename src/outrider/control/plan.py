@@ -57,6 +57,8 @@ class Planner:
     def best(self) -> Plan:
         """The depths with most tokens per second. Forced depths (`low`) are always in."""
         high = self.load.high
+        if len(high) == 1 and not self.load.low[0]:
+            return self._alone(int(high[0]))
         found = self.value(self.load.low)
         for limit in limits(int(high.max(initial=0))):
             plan = self._up_to(limit)
@@ -70,6 +72,13 @@ class Planner:
         tokens, seconds = self._totals(order)
         drafting = self.costs.draft(int((depths > 0).sum()), int(depths.max(initial=0)))
         return Plan(tuple(depths.tolist()), float(tokens[-1] / (seconds[-1] + drafting)))
+
+    def _alone(self, high: int) -> Plan:
+        """One free request: its depths in a row."""
+        tokens, seconds = self._totals(np.arange(high))
+        speed = tokens / (seconds + self.costs.drafts(1, np.arange(high + 1.0)))
+        depth = int(speed.argmax())
+        return Plan((depth,), float(speed[depth]))
 
     def _up_to(self, limit: int) -> Plan | None:
         """The best plan whose free depths are at most `limit`."""
