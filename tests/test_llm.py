@@ -51,7 +51,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def load(model: str, **options: Any) -> LLM:
-    return LLM(model, **{"draft": "ngram:min=1,depth=4", "dtype": "float64", **options})
+    """With a fixed look-ahead: what is tested must happen, however long it takes."""
+    return LLM(model, **{"draft": "ngram:min=1,depth=4", "control": "fixed", "dtype": "float64", **options})
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, draft: str, **options: object) -> LLM:
-    return LLM(str(folder), draft=draft, dtype="float64", kv_tokens=2048, **options)  # type: ignore[arg-type]
+    """With a fixed look-ahead: guesses must be made, whether they pay or not."""
+    return LLM(str(folder), draft=draft, control="fixed", dtype="float64", kv_tokens=2048, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -24,8 +24,9 @@ class SamplingParams:
 
     The order of work is fixed: penalties, bias, masks (bad words, allowed ids, min_tokens), then temperature, top-k,
     top-p, min-p on tempered scores; noise last. `temperature=0` is greedy. `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are
-    off. `seed=None` draws 64 random bits, which the result returns. `depth` limits how far speculation looks ahead for
-    this request (0: plain decoding); None leaves it to the engine. `accept` names this request's acceptance rule, as in `LLM`;
+    off. `seed=None` draws 64 random bits, which the result returns. `depth` says how far speculation looks ahead for
+    this request (0: plain decoding), `max_depth` how far at most; None leaves it to the engine's controller. `draft="none"` is
+    plain decoding, whatever else is set. `accept` names this request's acceptance rule, as in `LLM`;
     None takes the engine's.
 
     `logprobs=k` asks for the log-probability of every token written and of the k likeliest at its place, `prompt_logprobs=k` for
@@ -67,6 +68,8 @@ class SamplingParams:
     logprobs_mode: str = "raw"
     processors: tuple[Processor, ...] = ()
     accept: str | None = None
+    max_depth: int | None = None
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -93,10 +96,7 @@ class SamplingParams:
             _integer("seed", self.seed)
             if not 0 <= self.seed < MAX_SEED:
                 raise BadInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
-        if self.depth is not None:
-            _integer("depth", self.depth)
-            if self.depth < 0:
-                raise BadInput(f"depth must be 0 (plain decoding) or more, got {self.depth}")
+        self._check_look_ahead()
         if self.min_tokens > self.max_tokens:
             raise BadInput(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
@@ -116,6 +116,18 @@ class SamplingParams:
                     raise BadInput(f"{name} must be 0 (the token alone) or more, got {value}; leave it unset to turn it off")
         if self.logprobs_mode not in LOGPROBS_MODES:
             raise BadInput(f"logprobs_mode must be one of {', '.join(LOGPROBS_MODES)}, got {self.logprobs_mode!r}")
+
+    def _check_look_ahead(self) -> None:
+        for name in ("depth", "max_depth"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value)
+                if value < 0:
+                    raise BadInput(f"{name} must be 0 (plain decoding) or more, got {value}")
+        if self.depth is not None and self.max_depth is not None and self.depth > self.max_depth:
+            raise BadInput(f"depth ({self.depth}) is larger than max_depth ({self.max_depth}); drop one of them")
+        if self.draft not in (None, "none"):
+            raise BadInput(f"a request's draft can only be 'none' (or unset), got {self.draft!r}; the drafter is LLM(draft=...)")
 
     @property
     def stops(self) -> tuple[str, ...]:

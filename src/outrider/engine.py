@@ -72,7 +72,8 @@ class Engine:
             return None
         started = time.perf_counter()
         budget = self.controller.budget(batch)  # how far to look ahead, per request; 0 = do not
-        proposal = self.target.place(batch, self.drafter.propose(batch, budget))  # guesses
+        guesses = self.controller.cut(batch, self.drafter.propose(batch, budget))
+        proposal = self.target.place(batch, guesses)
         drafted = time.perf_counter()
         scores = self.target.score(batch, proposal)  # one pass over pending tokens and guesses
         scored = time.perf_counter()

@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from . import control as controllers
 from . import noise, registry
 from .accept import PerRequest, lossless
 from .config import SamplingParams
-from .control import Fixed
-from .drafters import AUTO
+from .drafters import pick
 from .engine import Engine
 from .errors import BadInput
 from .guard import Guard
 from .loading import Setup, assemble, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
-from .protocols import AcceptanceRule, Drafter, Needs, Start
+from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .results import Chunk, Result
 from .scheduler import Scheduler
 from .text import TextStream
@@ -31,11 +31,12 @@ class LLM:
     """A language model that answers faster, without changing a word.
 
     `model`: directory, GGUF file, hub id, or the embedded default's name. `draft`: `NAME[:key=value,...]`, or `auto`.
-    `accept`: the acceptance rule of requests that name none (`typical` and `threshold` are lossy: results then say
-    `lossless=False`). `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else CPU in float32.
-    `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`: `paged`, or
-    `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of what
-    shares its pass, at some cost. `progress` hears one line per slow step of loading.
+    `control`: how far to look ahead: `goodput` (as far as it pays, measured while it runs), `adaptive` (by acceptance alone) or
+    `fixed` (as far as the drafter likes). `accept`: the acceptance rule of requests that name none (`typical` and `threshold`
+    are lossy: results then say `lossless=False`). `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else
+    CPU in float32. `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`:
+    `paged`, or `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of
+    what shares its pass, at some cost. `progress` hears one line per slow step of loading.
 
     Raises `OutriderError`s that say what to do; nothing is downloaded except for a hub id.
     """
@@ -45,6 +46,7 @@ class LLM:
         model: str = DEFAULT_MODEL,
         *,
         draft: str = "auto",
+        control: str = controllers.DEFAULT,
         accept: str = "coupled",
         device: str = "auto",
         dtype: str = "auto",
@@ -56,6 +58,8 @@ class LLM:
     ) -> None:
         self.notices: list[str] = []
         self.accept = PerRequest(accept)
+        controllers.check(control)
+        self.control = control
         drafter = registry.parse(self._pick(draft))
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
         parts = assemble(setup, drafter, progress or (lambda line: None))
@@ -69,23 +73,33 @@ class LLM:
         """The target with a drafter that has been started, and a rule."""
         guard = Guard(drafter, self._target.vocab_size, self._capture_nothing)
         guard.start(start)
-        return Engine(self._target, guard, Scheduler(self._target.cache, drafter.nodes), accept, Fixed(drafter))
+        return Engine(self._target, guard, Scheduler(self._target.cache, drafter.nodes), accept, self._controller(drafter))
+
+    def _controller(self, drafter: Drafter) -> Controller:
+        """One that knows what passes cost already, where it is cheap to find out."""
+        made = controllers.make(self.control, drafter)
+        if self._target.device.type == "cuda":
+            controllers.calibrate(self._target, made)
+        return made
 
     def _capture_nothing(self) -> None:
         """A drafter that is off has no needs."""
         self._target.needs = Needs()
 
-    def switch(self, draft: str, accept: str = "coupled") -> None:
-        """Another drafter and rule on the model that is loaded, for requests to come. Raises `BadInput` while any is running, or
-        where the drafter's or the rule's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
+    def switch(self, draft: str, accept: str = "coupled", control: str | None = None) -> None:
+        """Another drafter and rule on the model that is loaded, for requests to come; `control` None: the same kind of
+        controller, which starts anew. Raises `BadInput` while any is running, or where the drafter's, the rule's or the
+        controller's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
         accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
-        needs, sinks = self._target.needs, self.engine.sinks
+        needs, sinks, kept = self._target.needs, self.engine.sinks, self.control
+        controllers.check(control or kept)
+        self.control = control or kept
         try:
             engine = self._engine(drafter, start_for(self._target, drafter, self.name, self.tokenizer.vocab), accept_rule)
         except Exception:
-            self._target.needs = needs  # the old drafter stays
+            self._target.needs, self.control = needs, kept  # the old drafter stays
             raise
         engine.sinks = sinks
         self.engine, self.accept = engine, accept_rule
@@ -93,10 +107,9 @@ class LLM:
     def _pick(self, draft: str) -> str:
         if draft != "auto":
             return draft
-        self.notices.append(
-            f"draft=auto picked {AUTO}: prompt lookup needs no weights; it guesses only where the text repeats itself"
-        )
-        return AUTO
+        name, why = pick(registry.names())
+        self.notices.append(f"draft=auto picked {name}: {why}")
+        return name
 
     @property
     def drafter_name(self) -> str:
@@ -279,7 +292,7 @@ class LLM:
             origins=tuple(request.origins),
             finish_reason=FINISH_NAMES.get(request.finish, "abort"),
             seed=request.seed,
-            stats=summarise(request.stats, self.drafter_name, request.rule, request.lossless),
+            stats=summarise(request.stats, self.drafter_name, request.rule, request.lossless, self.engine.controller.explain()),
             lossless=request.lossless,
             error=request.error,
             logprobs=tuple(request.logprobs) if params.logprobs is not None else None,

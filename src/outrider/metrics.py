@@ -33,7 +33,7 @@ def charge(event: StepEvent, now: float) -> None:
             stats.first_token_seconds = stats.seconds
 
 
-def summarise(stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool = True) -> Summary:
+def summarise(stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool = True, controller: str = "") -> Summary:
     """`Stats` as users script against them."""
     return Summary(
         tokens=stats.tokens,
@@ -51,4 +51,5 @@ def summarise(stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool 
         drafter=drafter,
         accept=accept,
         lossless=lossless,
+        controller=controller,
     )

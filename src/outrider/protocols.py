@@ -204,10 +204,16 @@ class AcceptanceRule(Protocol):
 
 
 class Controller(Protocol):
-    """Decides how far to look ahead, and learns from what came of it."""
+    """Decides how far to look ahead, and learns from what came of it. `budget` comes before drafting and may use past rounds
+    only. `cut` comes after it and may drop guesses, but none that a classical rule draws. `explain` says in one line what was
+    done, and why."""
+
+    name: str
 
     def budget(self, batch: Batch) -> Budget: ...
+    def cut(self, batch: Batch, proposal: Proposal) -> Proposal: ...
     def observe(self, event: StepEvent) -> None: ...
+    def explain(self) -> str: ...
 
 
 class Sink(Protocol):

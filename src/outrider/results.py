@@ -55,7 +55,8 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of the guesses at depth i + 1."""
+    """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of guesses at depth i + 1;
+    `controller` tells in one line how far the engine looked ahead, over all its requests, and why it last changed that."""
 
     tokens: int
     rounds: int
@@ -72,3 +73,4 @@ class Summary:
     drafter: str
     accept: str = COUPLED
     lossless: bool = True
+    controller: str = ""

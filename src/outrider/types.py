@@ -160,7 +160,6 @@ class Slots:
 @dataclass(frozen=True, slots=True)
 class PassRows:
     """Which row of a packed pass belongs where; all `[R]` int64.
-
     `request` is the index in the batch, `position` counts tokens from the start of the sequence, `virtual` orders a
     request's rows as its KV does (known tokens first, then nodes), `slot` is the slot a row scores, or -1 for rows
     that only fill the cache (all but the last of several pending tokens)."""

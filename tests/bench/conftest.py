@@ -21,6 +21,6 @@ def model_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llm(model_file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[LLM]:
     monkeypatch.setenv("OUTRIDER_CACHE", str(model_file.parent / "cache"))
-    made = LLM(str(model_file), draft="none", device="cpu", dtype="float64")
+    made = LLM(str(model_file), draft="none", control="fixed", device="cpu", dtype="float64")
     yield made
     made.close()

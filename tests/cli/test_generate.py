@@ -13,7 +13,7 @@ from tests.cli.conftest import Round
 
 STATS = {
     "tokens", "rounds", "drafted", "accepted", "tokens_per_round", "acceptance_rate", "acceptance_by_position",
-    "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "drafter", "accept", "lossless",
+    "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "drafter", "accept", "lossless", "controller",
 }  # fmt: skip
 
 
@@ -42,14 +42,15 @@ def test_a_final_newline_is_not_doubled(run, script):
 
 def test_every_option_reaches_its_place(run, script):
     options = (
-        "--model m.gguf --draft ngram:max=5 --accept rejection --device cpu --dtype float32 --max-model-len 99 --max-tokens 9 "
+        "--model m.gguf --draft ngram:max=5 --control adaptive --accept rejection --device cpu --dtype float32 "
+        "--max-model-len 99 --max-tokens 9 "
         "--min-tokens 2 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --seed 3 --stop A --stop B --repetition-penalty 1.1 "
         "--frequency-penalty 0.2 --presence-penalty 0.3 --logit-bias 5=1.5 --logit-bias 7=-2 --bad-word ugly --ignore-eos --raw"
     )
     assert run("generate", "hi", *options.split()).exit_code == 0
     assert script.loaded == {
-        "model": "m.gguf", "draft": "ngram:max=5", "accept": "rejection", "device": "cpu", "dtype": "float32",
-        "max_model_len": 99,
+        "model": "m.gguf", "draft": "ngram:max=5", "control": "adaptive", "accept": "rejection", "device": "cpu",
+        "dtype": "float32", "max_model_len": 99,
     }  # fmt: skip
     [(prompt, params)] = script.asked
     assert prompt == "hi"

@@ -190,7 +190,7 @@ class Auditor:
     def _drafter(self, draft: str, rule: str) -> list[Line]:
         """A drafter under a rule: ragged batch and alone at all temperatures; other rules at T = 0 only."""
         try:
-            self.llm.switch(draft, rule)
+            self.llm.switch(draft, rule, control="fixed")  # every guess that can be made is a chance to go wrong
         except OutriderError as error:
             if self.plan.strict:
                 raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache as memo
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..loading import start_for
 from ..models.hf import Decoder, truncate
 from ..models.target import ModelTarget
 from ..noise import request_key
-from ..protocols import Drafter
+from ..protocols import Controller, Drafter
 from ..sampling import TextSampler
 from ..scheduler import Scheduler
 from ..types import Finish, Request
@@ -87,13 +87,14 @@ class World:
             self.cache: Any = PagedCache(layers, tokens // 8 + 1, 8, dtype, torch.device("cpu"))
         else:
             self.cache = SlotCache(layers, max(1, tokens // (max_len + 64)), max_len + 64, dtype, torch.device("cpu"))
+        self.control: Callable[[Drafter], Controller] = Fixed
         self.sampler = TextSampler(self.decoder.vocab_size, None)
         self.target = ModelTarget(self.decoder, self.cache, self.sampler, max_len, by_rows)
 
     def engine(self, drafter: Drafter, accept: str = "coupled", **scheduling: Any) -> Engine:
         guard = Guard(drafter, self.decoder.vocab_size)
         guard.start(start_for(self.target, drafter, "tiny", None))
-        return Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, **scheduling), rule(accept), Fixed(drafter))
+        return Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, **scheduling), rule(accept), self.control(drafter))
 
     def run(
         self, drafter: Drafter, requests: Sequence[Request], accept: str = "coupled", may_fail: bool = False, **scheduling: Any

@@ -34,6 +34,7 @@ STATS_FIELDS = (
     "drafter",
     "accept",
     "lossless",
+    "controller",
 )
 """What `--json` prints: scripts depend on these names."""
 
@@ -59,6 +60,7 @@ def loaded(options: ModelOptions) -> Iterator[LLM]:
     llm = LLM(
         options.model,
         draft=options.draft,
+        control=options.control,
         accept=options.accept,
         device=options.device,
         dtype=options.dtype,

@@ -31,6 +31,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message to begin with.")] = None,
     model: o.Model = o.DEFAULT_MODEL,
     draft: o.Draft = "auto",
+    control: o.Control = "goodput",
     accept: o.Accept = "coupled",
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",

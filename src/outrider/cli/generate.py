@@ -26,6 +26,7 @@ def generate(
     chat: o.AsChat = None,
     model: o.Model = o.DEFAULT_MODEL,
     draft: o.Draft = "auto",
+    control: o.Control = "goodput",
     accept: o.Accept = "coupled",
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",

@@ -39,6 +39,13 @@ Accept = Annotated[
         rich_help_panel=_MODEL,
     ),
 ]
+Control = Annotated[
+    str,
+    typer.Option(
+        help="How far to look ahead: goodput (as far as it pays), adaptive (by acceptance alone), fixed (as the drafter likes).",
+        rich_help_panel=_MODEL,
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.", rich_help_panel=_MODEL)]
 MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest sequence, prompt included.", rich_help_panel=_MODEL)]
@@ -93,6 +100,7 @@ class ModelOptions:
     dtype: str = "auto"
     max_model_len: int | None = None
     threads: int | None = None
+    control: str = "goodput"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ModelOptions:

@@ -1,0 +1,164 @@
+"""A world without a model: requests whose guesses are accepted with given chances, on a machine with given costs.
+
+For controllers only: it runs budgets against them, draws what is offered and accepted, and hands back events like the engine's,
+with its own clock. Speeds are expectations (of the chances, at the true costs), so that few rounds suffice for a comparison.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ..config import SamplingParams
+from ..protocols import Controller
+from ..types import NONE, Batch, Committed, Finish, Proposal, Request, StepEvent
+
+LONG = 10**6
+"""Tokens that a simulated request may write: no end in sight."""
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(slots=True)
+class Asks:
+    """A drafter, as far as a controller looks at one."""
+
+    depth: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """`accept(b, round)`: chance that a guess of request b is accepted, given that those before it were. `offer`: chance that the
+    drafter has guesses at all. `draft(depth, requests)` and `verify(rows, requests)`: seconds. `noise`: relative spread of every
+    measurement; `stall`: chance that it takes ten times as long. `other`: seconds of a round besides."""
+
+    accept: Callable[[int, int], float]
+    draft: Callable[[int, int], float]
+    verify: Callable[[int, int], float]
+    batch: int = 1
+    offer: Callable[[int, int], float] = lambda b, round_: 1.0
+    noise: float = 0.05
+    stall: float = 0.01
+    other: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round was expected to bring, and to take; `depth` is the mean one."""
+
+    depth: float
+    tokens: float
+    seconds: float
+    plain_seconds: float
+
+
+@dataclass(slots=True)
+class Simulation:
+    """Runs a controller in a world. `params` go to every request."""
+
+    world: World
+    controller: Controller
+    clock: Clock
+    seed: int = 0
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=LONG))
+    rounds: list[Round] = field(default_factory=list)
+    _rng: random.Random = field(init=False)
+    _batch: Batch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        requests = tuple(_request(b, self.params) for b in range(self.world.batch))
+        size = len(requests)
+        self._batch = Batch(requests, (1,) * size, (True,) * size, (64,) * size)
+
+    def run(self, count: int) -> list[Round]:
+        """So many rounds more; these."""
+        for _ in range(count):
+            self._step()
+        return self.rounds[-count:]
+
+    def _step(self) -> None:
+        world, number, batch = self.world, len(self.rounds), self._batch
+        budget = self.controller.budget(batch)
+        luck = random.Random(f"{self.seed} {number}")  # the same silences for every controller
+        asked = [d if luck.random() < world.offer(b, number) else 0 for b, d in enumerate(budget.depth)]
+        drafted = sum(d > 0 for d in budget.depth)
+        draft = world.draft(max(budget.depth), drafted) if drafted else 0.0
+        offered = Proposal.chains([[0] * d for d in asked])
+        offered = self.controller.cut(batch, offered)
+        verify = world.verify(len(batch) + sum(offered.widths), len(batch))
+        items = tuple(self._commit(b, width, number) for b, width in enumerate(offered.widths))
+        took = self._noisy(draft), self._noisy(verify), self._noisy(world.other)
+        self.clock.now += sum(took)
+        event = StepEvent(items, took[0], took[1], sum(took), 0, len(batch) + sum(offered.widths))
+        self.controller.observe(event)
+        expected = sum(_expected(world.accept(b, number), width) for b, width in enumerate(offered.widths))
+        plain = world.verify(len(batch), len(batch)) + world.other
+        mean = sum(budget.depth) / len(batch)
+        self.rounds.append(Round(mean, expected, draft + verify + world.other, plain))
+
+    def _commit(self, b: int, width: int, number: int) -> Committed:
+        chance, kept = self.world.accept(b, number), 0
+        while kept < width and self._rng.random() < chance:
+            kept += 1
+        origins = (0,) * kept + (NONE,)
+        request = self._batch.requests[b]
+        return Committed(request, (0,) * (kept + 1), origins, width, kept, (1,) * width, (), "", Finish.RUNNING)
+
+    def _noisy(self, seconds: float) -> float:
+        stalled = 10.0 if self._rng.random() < self.world.stall else 1.0
+        return seconds * stalled * max(0.5, self._rng.gauss(1.0, self.world.noise))
+
+
+def speed(rounds: list[Round]) -> float:
+    """Tokens per second over these rounds."""
+    return sum(r.tokens for r in rounds) / sum(r.seconds for r in rounds)
+
+
+def against_plain(rounds: list[Round], batch: int = 1) -> float:
+    """Speed relative to plain decoding in the same world."""
+    return speed(rounds) * sum(r.plain_seconds for r in rounds) / (batch * len(rounds))
+
+
+def _expected(chance: float, width: int) -> float:
+    """Tokens of a round with `width` guesses."""
+    return sum(chance**j for j in range(width + 1))
+
+
+def _request(b: int, params: SamplingParams) -> Request:
+    return Request(b + 1, [0], 0, params, key=b, seed=b)
+
+
+def laptop(rows: int, requests: int) -> float:
+    """Seconds of a pass on a small CPU: every row costs something (measured: SmolLM2-135M on two cores)."""
+    points = ((1, 22.0), (8, 26.0), (16, 31.0), (64, 75.0))
+    for (left, low), (right, high) in pairwise(points):
+        if rows <= right:
+            return (low + (high - low) * (rows - left) / (right - left)) / 1000
+    return (75.0 + (rows - 64)) / 1000
+
+
+def card(rows: int, requests: int) -> float:
+    """Seconds of a pass on a GPU: rows are free until it is busy, at about 96 of them."""
+    return (7.0 + 0.02 * requests + 0.06 * max(0, rows - 96)) / 1000
+
+
+def code_then_poetry(rounds: int, draft: float = 0.12) -> World:
+    """One request whose guesses are mostly right for `rounds` rounds, mostly wrong for as many, and right again. A guess costs
+    the share `draft` of a plain pass on a laptop."""
+    return World(
+        accept=lambda b, round_: 0.08 if rounds <= round_ < 2 * rounds else 0.85,
+        draft=lambda depth, requests: draft * depth * laptop(1, 1),
+        verify=laptop,
+    )

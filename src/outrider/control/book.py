@@ -1,0 +1,121 @@
+"""Who was asked for what, round by round, and each request's record."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..types import Batch, Committed, Finish, Request, StepEvent
+from .rates import Rates, Track
+from .turns import Turns
+
+_TIDY = 256
+"""Rounds between looks for requests that ended unseen (stopped by the user)."""
+_NEVER = -(10**9)
+
+
+@dataclass(slots=True)
+class State:
+    """What is remembered of a request. `depth`: what the last plan gave it (None: none did yet); `drafted`: the round it was last
+    drafted for; `eager`: its last probe paid for itself, so the next may follow at once."""
+
+    request: Request
+    accept: Track
+    offer: Track
+    depth: int | None = None
+    drafted: int = _NEVER
+    eager: bool = False
+    turns: Turns = field(default_factory=Turns)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A round's budget, as it was asked for: `depths` by request; `probes`: indices of requests that are only tried; `steady`:
+    all who were drafted for had been in the round before, so that the time taken is not that of catching up."""
+
+    ids: tuple[int, ...]
+    depths: tuple[int, ...]
+    probes: frozenset[int] = frozenset()
+    steady: bool = True
+
+    @property
+    def deepest(self) -> int:
+        return max(self.depths, default=0)
+
+    @property
+    def drafted(self) -> int:
+        """How many requests were drafted for."""
+        return sum(d > 0 for d in self.depths)
+
+
+@dataclass(slots=True)
+class Book:
+    """Records by request. Budgets and events are matched by who took part, in order, so that rounds may be in flight.
+    `turned`: a text has turned since somebody last looked."""
+
+    positions: int
+    accept: Rates = field(init=False)
+    offer: Rates = field(init=False)
+    round: int = 0
+    turned: bool = False
+    states: dict[int, State] = field(default_factory=dict)
+    open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
+
+    def __post_init__(self) -> None:
+        self.accept, self.offer = Rates(self.positions, 0.6), Rates(self.positions, 0.9)
+
+    def state(self, request: Request) -> State:
+        found = self.states.get(request.id)
+        if found is None:
+            found = self.states[request.id] = State(request, self.accept.track(), self.offer.track())
+        return found
+
+    def ask(self, batch: Batch, depths: Sequence[int], probes: frozenset[int] = frozenset()) -> None:
+        """Note what this round asks for."""
+        steady = True
+        for request, depth in zip(batch.requests, depths, strict=True):
+            if depth:
+                state = self.state(request)
+                steady = steady and state.drafted == self.round - 1
+                state.drafted = self.round
+        self.open.append(Asked(tuple(r.id for r in batch.requests), tuple(depths), probes, steady))
+        self.round += 1
+        if self.round % _TIDY == 0:
+            self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}
+
+    def settle(self, event: StepEvent) -> Asked | None:
+        """Learn from a round; what had been asked in it, or None if nobody knows."""
+        ids = tuple(item.request.id for item in event.committed)
+        while self.open:
+            asked = self.open.popleft()
+            if asked.ids == ids:
+                break
+        else:
+            return None
+        drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
+        everybody = self.accept.everybody()
+        turned = sum(self._turn(s, c, everybody) for s, c, _ in drafted)
+        self.turned = self.turned or turned > 0
+        if turned:
+            self.accept.doubt(turned / len(drafted))
+        self.accept.learn((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted)
+        self.offer.learn((s.offer, len(c.offered_at), d) for s, c, d in drafted if c.finish is Finish.RUNNING)
+        self._forget(event.committed)
+        return asked
+
+    def _turn(self, state: State, item: Committed, everybody: list[float]) -> bool:
+        """Whether a request's text has turned; its record then starts anew."""
+        if not item.offered_at:
+            return False
+        hit = item.accepted > 0
+        since = state.turns.see(self.accept.of(state.accept, everybody)[0], hit)
+        if since is None:
+            return False
+        state.accept.renew(since[0] - 1, since[1] - hit)
+        return True
+
+    def _forget(self, items: Sequence[Committed]) -> None:
+        for item in items:
+            if item.finish is not Finish.RUNNING:
+                self.states.pop(item.request.id, None)

@@ -1,0 +1,68 @@
+"""What passes cost on this machine, found out before the first request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+
+import torch
+
+from ..config import SamplingParams
+from ..protocols import Controller, Target
+from ..types import Batch, Proposal, Request
+from .goodput import Goodput
+
+GRID = ((1, 0), (1, 1), (1, 3), (1, 7), (8, 0), (8, 3), (1, 15), (32, 0), (32, 3), (32, 7))
+"""Requests and guesses each, the most telling first: small batches, then large ones."""
+TIMES = 3
+"""Passes of each; the first one, which warms up, does not count."""
+
+
+def calibrate(
+    target: Target, controller: Controller, seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
+) -> int:
+    """Run passes of made-up requests through `target` and enter their times into the controller's tables, for about `seconds` at
+    most (a pass that has begun is finished). Only `goodput` has such tables. The target is left as it was. How many passes were
+    measured."""
+    if not isinstance(controller, Goodput):
+        return 0
+    begin, measured, ids = clock(), 0, count(-1, -1)
+    for size, guesses in GRID:
+        requests = [_dummy(next(ids)) for _ in range(size)]
+        try:
+            if not all(target.cache.reserve(r, 1 + guesses) for r in requests):
+                break
+            for turn in range(TIMES):
+                if clock() - begin > seconds:
+                    return measured
+                took = _pass(target, requests, guesses, clock)
+                if turn:
+                    controller.costs.add_verify(size, size * (1 + guesses), took)
+                    measured += 1
+        finally:
+            for request in requests:
+                target.release(request)
+    return measured
+
+
+def _dummy(number: int) -> Request:
+    """A greedy request of one token. Its id is below zero, where no user's are."""
+    return Request(number, [0], 1, SamplingParams(temperature=0.0, max_tokens=64), key=0, seed=0)
+
+
+def _pass(target: Target, requests: list[Request], guesses: int, clock: Callable[[], float]) -> float:
+    """Seconds of one pass over the requests with so many guesses each."""
+    size = len(requests)
+    batch = Batch(tuple(requests), (1,) * size, (True,) * size, (guesses,) * size)
+    proposal = Proposal.chains([[0] * guesses for _ in requests], target.device)
+    _wait(target.device)
+    begin = clock()
+    target.score(batch, proposal)
+    _wait(target.device)
+    return clock() - begin
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

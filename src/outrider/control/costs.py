@@ -1,0 +1,215 @@
+"""What a round costs, in seconds, learned from the rounds that were run: tables of medians, with lines in between.
+
+Verifying n rows for B requests is a curve over n, one per size class of B; drafting K levels is a curve over K that begins at
+nothing. Points that were seen are robust means of their last few samples; between them lines are drawn; beyond them the fitted
+line `a + b * size` goes on. What was measured long ago moves with what is measured now (a growing context or a busy machine slows
+all sizes alike), so that comparisons between sizes stay fair.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+WINDOW = 24
+FIRM = 24
+"""Samples of a size before its changes are taken for those of all sizes: until then they are its own noise settling."""
+OLD = 2000
+"""Samples of a curve after which a size that was not met again is forgotten."""
+DOUBT = 1.25
+"""A single sample counts for at most this much of what its neighbours let expect: first passes of a shape are slow."""
+HOPE = 0.1
+"""Share of the rise between two sizes that is believed to come before the larger one is almost reached."""
+SLOPE = 0.02
+"""Share that one more row is believed to add to a pass before there is more than one size to compare."""
+
+
+def robust(values: Iterable[float]) -> float:
+    """The mean of the middle half; the least of one or two, since what disturbs a measurement makes it longer."""
+    ordered = sorted(values)
+    if len(ordered) < 3:
+        return ordered[0]
+    cut = max(1, len(ordered) // 4)
+    middle = ordered[cut:-cut]
+    return sum(middle) / len(middle)
+
+
+def grain(size: int) -> int:
+    """Sizes that share a cell: exact up to 16, then eight to an octave."""
+    if size <= 16:
+        return size
+    step = 1 << (size.bit_length() - 4)
+    return (size + step // 2) // step * step
+
+
+def bucket(batch: int) -> int:
+    """Size class of a batch: 1, 2, 3 to 4, 5 to 8, ..."""
+    return max(0, batch - 1).bit_length()
+
+
+@dataclass(slots=True)
+class Cell:
+    """Samples of sizes near `size`, their mean; `drift` is the curve's when they were last up to date."""
+
+    samples: deque[float] = field(default_factory=lambda: deque[float](maxlen=WINDOW))
+    drift: float = 1.0
+    met: int = 0
+    value: float = 0.0
+    size: float = 0.0
+
+    def add(self, size: int, seconds: float, drift: float) -> float:
+        """Take in a sample; by which factor the value moved."""
+        if drift != self.drift:
+            factor = drift / self.drift
+            self.samples = deque((s * factor for s in self.samples), maxlen=WINDOW)
+            self.value *= factor
+        before, firm = self.value, len(self.samples) >= FIRM
+        self.samples.append(seconds)
+        self.size += (size - self.size) / len(self.samples)
+        self.value, self.drift = robust(self.samples), drift
+        return min(1.25, max(0.8, self.value / before)) if firm and before > 0 else 1.0
+
+
+class Curve:
+    """Seconds by size. `anchored`: size 0 takes no time."""
+
+    def __init__(self, anchored: bool = False) -> None:
+        self.anchored = anchored
+        self.cells: dict[int, Cell] = {}
+        self.drift, self._met = 1.0, 0
+        self._points: tuple[Floats, Floats] | None = None
+
+    def add(self, size: int, seconds: float) -> None:
+        """One measurement of a size."""
+        self._met += 1
+        cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
+        cell.met = self._met
+        self.drift *= cell.add(size, seconds, self.drift)
+        cell.drift = self.drift
+        if self._met % 64 == 0:
+            self.cells = {key: c for key, c in self.cells.items() if self._met - c.met < OLD}
+        self._points = None
+
+    def points(self) -> tuple[Floats, Floats]:
+        """Sizes seen and their seconds, in order of size."""
+        if self._points is None:
+            start = [(0.0, 0.0, 1e9)] if self.anchored else []
+            cells = [(c.size, c.value * self.drift / c.drift, len(c.samples)) for c in self.cells.values()]
+            firm = start + sorted((x, y, float(n)) for x, y, n in cells if n > 1)
+            loose = [(x, y, 1.0) for x, y, n in cells if n == 1]
+            if len(firm) > len(start):
+                xs, ys = _arrays([(x, y) for x, y, _ in firm])
+                loose = [(x, min(y, DOUBT * float(_read(xs, ys, np.array([x]))[0])), 1.0) for x, y, _ in loose]
+            points = _rising(sorted(firm + loose))
+            self._points = _arrays(points if self.anchored else _hopeful(points))
+        return self._points
+
+    def read(self, sizes: Floats) -> Floats:
+        """Seconds of each size. Before anything was measured: nothing where anchored, else 1 and a little more per row."""
+        if not self.cells:
+            return np.zeros_like(sizes) if self.anchored else 1.0 + SLOPE * (sizes - 1.0)
+        return _read(*self.points(), sizes)
+
+
+Point = tuple[float, float]
+
+
+def _rising(points: list[tuple[float, float, float]]) -> list[Point]:
+    """From sizes, seconds and weights the nearest curve that never falls: more work takes no less time, whatever was measured, so
+    neighbours that do are pooled."""
+    pools: list[tuple[float, float, list[float]]] = []
+    for size, value, weight in points:
+        sizes = [size]
+        while pools and pools[-1][0] > value:
+            other, more, before = pools.pop()
+            value = (value * weight + other * more) / (weight + more)
+            weight, sizes = weight + more, before + sizes
+        pools.append((value, weight, sizes))
+    return [(size, value) for value, _, sizes in pools for size in sizes]
+
+
+def _hopeful(points: list[Point]) -> list[Point]:
+    """Between sizes far apart the curve may stay low for long (a GPU's does until it is busy): believed, until it is measured."""
+    found = points[:1]
+    for (left, low), (right, high) in pairwise(points):
+        if right - left > max(2.0, left / 4):
+            found.append((right - max(1.0, right / 8), low + HOPE * (high - low)))
+        found.append((right, high))
+    return found
+
+
+def _arrays(points: list[Point]) -> tuple[Floats, Floats]:
+    return np.array([k for k, _ in points]), np.array([v for _, v in points])
+
+
+def _read(xs: Floats, ys: Floats, sizes: Floats) -> Floats:
+    """Lines between the points, the fitted slope (never a falling one) outside."""
+    slope = SLOPE * ys[0] if len(xs) == 1 else max(0.0, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
+    found = np.interp(sizes, xs, ys)
+    found += slope * np.maximum(0.0, sizes - xs[-1])
+    below = np.minimum(slope * np.maximum(0.0, xs[0] - sizes), 0.5 * ys[0])
+    return np.asarray(found - below, dtype=np.float64)
+
+
+class Costs:
+    """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides."""
+
+    def __init__(self) -> None:
+        self._verify: dict[int, Curve] = {}
+        self._draft: dict[int, Curve] = {}
+        self._other: dict[int, deque[float]] = {}
+
+    def add_verify(self, batch: int, rows: int, seconds: float) -> None:
+        self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds)
+
+    def add_draft(self, batch: int, depth: int, seconds: float) -> None:
+        """`batch`: how many requests were drafted for, `depth`: levels asked for."""
+        self._draft.setdefault(bucket(batch), Curve(anchored=True)).add(depth, seconds)
+
+    def add_other(self, batch: int, seconds: float) -> None:
+        self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
+
+    def verify(self, batch: int, rows: Floats) -> Floats:
+        """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
+        return _borrowed(self._verify, bucket(batch), rows)
+
+    def plain(self, batch: int, rows: int) -> float:
+        """Seconds of one pass without guesses."""
+        return float(self.verify(batch, np.array([float(rows)]))[0])
+
+    def drafts(self, batch: int, depths: Floats) -> Floats:
+        """Seconds of drafting so many levels for `batch` requests; 0 while nothing is known."""
+        return _borrowed(self._draft, bucket(batch), depths) if self._draft else np.zeros_like(depths)
+
+    def draft(self, batch: int, depth: int) -> float:
+        """The same for one depth."""
+        return float(self.drafts(batch, np.array([float(depth)]))[0]) if depth > 0 and batch > 0 else 0.0
+
+    def other(self, batch: int) -> float:
+        """Seconds of a round outside drafting and verifying."""
+        if not self._other:
+            return 0.0
+        return robust(self._other[min(self._other, key=lambda k: abs(k - bucket(batch)))])
+
+
+def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:
+    """A curve's seconds; one with fewer than two points has the shape of its neighbour, at its own height."""
+    own = curves.get(size)
+    others = [k for k, c in curves.items() if k != size and len(c.cells) > 1]
+    if own is not None and (len(own.cells) > 1 or not others):
+        return own.read(at)
+    if not others:
+        return min(curves.items(), key=lambda kc: abs(kc[0] - size))[1].read(at) if curves else Curve().read(at)
+    shape = curves[min(others, key=lambda k: abs(k - size))]
+    if own is None:
+        return shape.read(at)
+    xs, ys = own.points()
+    scale = float(ys[-1]) / max(1e-12, float(shape.read(xs[-1:])[0]))
+    return shape.read(at) * scale

@@ -1,0 +1,33 @@
+"""Always the same look-ahead."""
+
+from __future__ import annotations
+
+from ..protocols import Drafter
+from ..types import Batch, Budget, Proposal, StepEvent
+from .limits import bounds
+
+
+class Fixed:
+    """Always what the drafter asks for, within what request, context and memory allow; nothing for requests that are still
+    reading their prompt or have one token left to write. A request's own `depth`, `max_depth` and `draft` win."""
+
+    name = "fixed"
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._depth, self._nodes = drafter.depth, drafter.nodes
+
+    def budget(self, batch: Batch) -> Budget:
+        """The look-ahead of this round."""
+        depths = [bounds(batch, b, self._depth)[1] for b in range(len(batch))]
+        nodes = [min(max(self._nodes, d), room) if d else 0 for d, room in zip(depths, batch.room, strict=True)]
+        return Budget(tuple(depths), tuple(nodes))
+
+    def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
+        """All guesses are kept."""
+        return proposal
+
+    def observe(self, event: StepEvent) -> None:
+        """Nothing to learn."""
+
+    def explain(self) -> str:
+        return f"fixed: depth {self._depth}"

@@ -1,0 +1,44 @@
+"""What a request allows, whoever decides: its prompt is read, there is room for guesses, and the user's word."""
+
+from __future__ import annotations
+
+import math
+
+from ..protocols import Drafter
+from ..types import Batch, Budget
+
+
+def bounds(batch: Batch, b: int, wish: int) -> tuple[int, int]:
+    """Least and most look-ahead of request b, where the drafter would like `wish`.
+
+    `(0, 0)` while the prompt is read, with one token left to write, or under `draft="none"`. The two are equal where the user
+    set `depth`. They are equal, too, for sampled requests of a classical rule that name a seed: their text depends on the depth,
+    and whoever names a seed wants the same text again, on a slower machine as well."""
+    request = batch.requests[b]
+    params = request.params
+    able = batch.ready[b] and batch.pending[b] == 1 and request.computed >= request.prompt_len
+    if not able or params.draft is not None:
+        return 0, 0
+    most = max(0, min(batch.room[b], request.room - 1))
+    if params.max_depth is not None:
+        most = min(most, params.max_depth)
+    if params.depth is not None:
+        most = min(most, params.depth)
+        return most, most
+    most = min(most, wish)
+    return (most, most) if request.sampled and params.seed is not None else (0, most)
+
+
+class Shape:
+    """How many nodes go with a depth: as many as the drafter has at its full depth, in proportion."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.depth = drafter.depth
+        self.width = max(1.0, drafter.nodes / max(1, drafter.depth))
+
+    def budget(self, batch: Batch, depths: list[int]) -> Budget:
+        """The depths with their nodes, within the room there is."""
+        nodes = [
+            min(max(d, math.ceil(min(d, self.depth) * self.width)), room) for d, room in zip(depths, batch.room, strict=True)
+        ]
+        return Budget(tuple(depths), tuple(nodes))

@@ -1,0 +1,121 @@
+"""Which guesses are worth their rows: expected tokens per second of the whole batch, maximised (goodput, arXiv:2406.14066).
+
+A guess at depth j of a request is worth its chance to be committed, and costs the rows it is expected to add. For every limit on
+the depth (which sets what drafting costs) guesses are admitted in falling order of their chance, and the prefix with the most
+tokens per second wins. A request's chances fall with depth, so a prefix is a depth for each request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import Costs, Floats, bucket
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A round before anyone guesses. `batch` requests share the pass, `ready` of them get a token, with `rows` rows. Of the N
+    requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
+    bound the depth. A level of guesses is `width` rows."""
+
+    batch: int
+    ready: int
+    rows: int
+    accept: Floats
+    offer: Floats
+    low: Ints
+    high: Ints
+    width: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A depth for each of the N requests, and the tokens per second expected of it."""
+
+    depths: tuple[int, ...]
+    speed: float
+
+
+class Planner:
+    """The arithmetic for one load."""
+
+    def __init__(self, load: Load, costs: Costs) -> None:
+        self.load, self.costs = load, costs
+        positions = load.accept.shape[1]
+        self._given = np.cumprod(load.accept, axis=1)
+        self._offered = np.cumprod(load.offer, axis=1)
+        self._value = (self._given * self._offered).ravel()
+        self._rows = self._offered.ravel()
+        self._level = np.arange(positions)
+        self._other = costs.other(load.batch)
+
+    def best(self) -> Plan:
+        """The depths with most tokens per second. Forced depths (`low`) are always in."""
+        high = self.load.high
+        if len(high) == 1 and not self.load.low[0]:
+            return self._alone(int(high[0]))
+        found = self.value(self.load.low)
+        for limit in limits(int(high.max(initial=0))):
+            plan = self._up_to(limit)
+            if plan is not None and plan.speed > found.speed:
+                found = plan
+        return found
+
+    def value(self, depths: Ints) -> Plan:
+        """What given depths are worth."""
+        order = np.flatnonzero((self._level < depths[:, None]).ravel())
+        tokens, seconds = self._totals(order)
+        drafting = self.costs.draft(int((depths > 0).sum()), int(depths.max(initial=0)))
+        return Plan(tuple(depths.tolist()), float(tokens[-1] / (seconds[-1] + drafting)))
+
+    def _alone(self, high: int) -> Plan:
+        """One free request: its depths in a row."""
+        tokens, seconds = self._totals(np.arange(high))
+        speed = tokens / (seconds + self.costs.drafts(1, np.arange(high + 1.0)))
+        depth = int(speed.argmax())
+        return Plan((depth,), float(speed[depth]))
+
+    def _up_to(self, limit: int) -> Plan | None:
+        """The best plan whose free depths are at most `limit`."""
+        load = self.load
+        count, positions = load.accept.shape
+        forced = (self._level < load.low[:, None]).ravel()
+        free = (self._level < np.minimum(load.high, limit)[:, None]).ravel() & ~forced
+        chosen = np.flatnonzero(free)
+        if not len(chosen):
+            return None
+        chosen = chosen[np.argsort(-self._given.ravel()[chosen], kind="stable")]
+        order = np.concatenate([np.flatnonzero(forced), chosen])
+        tokens, seconds = self._totals(order)
+        deepest = max(limit, int(load.low.max(initial=0)))
+        fresh = (chosen % positions == 0) & (load.low[chosen // positions] == 0)
+        drafting = np.array([self.costs.draft(1 << k, deepest) for k in range(bucket(count) + 1)])
+        drafted = int((load.low > 0).sum()) + np.cumsum(fresh)
+        size = np.ceil(np.log2(np.maximum(1, drafted))).astype(np.int64)
+        start = len(order) - len(chosen) + 1
+        speed = tokens[start:] / (seconds[start:] + drafting[size])
+        at = int(speed.argmax())
+        taken = np.bincount(order[: start + at] // positions, minlength=count)
+        return Plan(tuple(taken.tolist()), float(speed[at]))
+
+    def _totals(self, order: NDArray[np.intp]) -> tuple[Floats, Floats]:
+        """Expected tokens, and seconds without drafting, of every prefix of the guesses in `order` (the empty one first)."""
+        load = self.load
+        tokens = load.ready + np.concatenate([[0.0], np.cumsum(self._value[order])])
+        if load.batch == 1:  # rows are offered or not: an average over pass times, not the time of an average pass
+            full = self.costs.verify(1, load.rows + load.width * np.arange(len(order) + 1.0))
+            passes = full[0] + np.concatenate([[0.0], np.cumsum(self._rows[order] * np.diff(full))])
+        else:
+            rows = load.rows + load.width * np.concatenate([[0.0], np.cumsum(self._rows[order])])
+            passes = self.costs.verify(load.batch, rows)
+        return tokens, passes + self._other
+
+
+def limits(most: int) -> list[int]:
+    """Depths worth trying as a limit: all up to 8, then every fourth, and the largest."""
+    return [d for d in range(1, most + 1) if d <= 8 or d % 4 == 0 or d == most]

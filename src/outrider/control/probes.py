@@ -1,0 +1,45 @@
+"""What trying again may cost: an allowance that grows with time and is spent on trials."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .costs import robust
+
+SHARE = 0.01
+"""Of all time, for trials of requests that are off."""
+GAP = 8
+"""Rounds between two trials of one request, unless the last one paid for itself."""
+MOST = 0.1
+"""How far the allowance grows, as a multiple of a usual trial's price beyond one."""
+
+
+class Allowance:
+    """Seconds that may be spent on trials. A trial is charged what it really took, so a slow drafter is tried seldom."""
+
+    def __init__(self) -> None:
+        self._seconds, self._price = 0.0, 0.0
+        self._prices = deque[float](maxlen=7)
+
+    @property
+    def any(self) -> bool:
+        return self._seconds > 0
+
+    def earn(self, seconds: float) -> None:
+        """A round took so long. Nothing is saved up beyond one trial and a little."""
+        self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self._price, SHARE * seconds))
+
+    def due(self, rounds: int, eager: bool) -> bool:
+        """Whether a request may be tried that was last drafted for so many rounds ago."""
+        return rounds >= GAP or eager
+
+    def affords(self, price: float) -> bool:
+        """Whether there is enough for a trial that should cost `price`; trials so far may say that it will cost more."""
+        self._price = max(price, robust(self._prices) if len(self._prices) > 2 else 0.0)
+        return self._seconds >= self._price
+
+    def pay(self, extra: float, gain: float) -> None:
+        """A trial took `extra` seconds and brought tokens worth `gain`. A stall of the machine is no price: at most twice what
+        was expected is charged at once (and more is expected next time, if trials go on to cost more)."""
+        self._prices.append(max(0.0, extra))
+        self._seconds -= max(0.0, min(extra, 2 * self._price) - gain)
