@@ -60,7 +60,7 @@ def plain(llm: LLM) -> dict[float, list[tuple[int, ...]]]:
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_drafters(llm: LLM, plain: Any, draft: str, temperature: float) -> None:
     """64 prompts x 512 tokens: token ids equal to plain decoding, none differs."""
-    llm.switch(draft)
+    llm.switch(draft, control="fixed")
     results = llm.generate(prompts(64), SamplingParams(temperature=temperature, max_tokens=512, seed=11))
     wrong = [
         (i, first_difference(r.token_ids, p))
@@ -84,7 +84,7 @@ class TestInvariant:
     @pytest.fixture(scope="class")
     def expected(self, exact: LLM) -> dict[float, list[tuple[int, ...]]]:
         """One request at a time."""
-        exact.switch("none")
+        exact.switch("none", control="fixed")
         out = {}
         for t in (0.0, 1.0):
             params = SamplingParams(temperature=t, max_tokens=128, seed=5)
@@ -100,26 +100,26 @@ class TestInvariant:
 
     @pytest.mark.parametrize("beside", [0, 48])
     def test_batch(self, exact: LLM, expected: Any, beside: int) -> None:
-        exact.switch("none")
+        exact.switch("none", control="fixed")
         self.check(exact, expected, beside)
 
     @pytest.mark.parametrize("depth", [1, 3, 7, 15, 31, 47])
     def test_width(self, exact: LLM, expected: Any, depth: int) -> None:
-        exact.switch(f"ngram:min=1,depth={depth}")
+        exact.switch(f"ngram:min=1,depth={depth}", control="fixed")
         self.check(exact, expected)
 
     def test_trees(self, exact: LLM, expected: Any) -> None:
-        exact.switch(f"draft_model:path={MODEL},layers=6,depth=4,width=4")
+        exact.switch(f"draft_model:path={MODEL},layers=6,depth=4,width=4", control="fixed")
         self.check(exact, expected)
 
     @pytest.mark.parametrize("chunk", [64, 192])
     def test_chunks(self, exact: LLM, expected: Any, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-        exact.switch("none")
+        exact.switch("none", control="fixed")
         monkeypatch.setattr(scheduler, "CHUNK", chunk)
         self.check(exact, expected)
 
     def test_eager(self, exact: LLM, expected: Any) -> None:
-        exact.switch("none")
+        exact.switch("none", control="fixed")
         machine: Any = exact._target.machine  # type: ignore[attr-defined]
         machine.forget()
         machine.graphs = False
@@ -140,7 +140,7 @@ class TestInvariant:
 
 def test_long_prompts_and_prefixes(exact: LLM) -> None:
     """A prompt that shares its beginning with one before is answered as if it had been alone."""
-    exact.switch("none")
+    exact.switch("none", control="fixed")
     base = " ".join(PROMPTS) * 4
     params = SamplingParams(temperature=1.0, max_tokens=64, seed=3)
     alone = [texts(exact, [base + f" Question {i}"], params)[0] for i in range(4)]
@@ -151,7 +151,7 @@ def test_long_prompts_and_prefixes(exact: LLM) -> None:
 
 def test_penalties_and_logprobs_take_the_plain_pass(exact: LLM) -> None:
     """What lanes cannot hold is decoded pass by pass, beside others that are not."""
-    exact.switch("none")
+    exact.switch("none", control="fixed")
     many = prompts(8)
     params = [SamplingParams(temperature=0.0, max_tokens=48, seed=1, repetition_penalty=1.3 if i % 2 else 1.0) for i in range(8)]
     alone = [exact.generate([p], [q])[0].token_ids for p, q in zip(many, params, strict=True)]
