@@ -146,7 +146,7 @@ class TargetView(Protocol):
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
-    token strings to ids, where the tokenizer is known."""
+    token strings to ids, where the tokenizer is known; `kv_tokens` is how many tokens the target's KV pool holds."""
 
     name: str
     vocab_size: int
@@ -157,6 +157,7 @@ class Start:
     vocab: Mapping[str, int] | None = None
     view: TargetView | None = None
     pool: PoolView | None = None
+    kv_tokens: int = 0
 
 
 class Target(Protocol):
@@ -192,6 +193,10 @@ class Drafter(Protocol):
     needs: Needs = Needs()
     blind: bool = False
     """Whether `propose` reads nothing that the host learns by reading a round (`request.tokens`): then rounds need not wait."""
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """Bytes of the device that `start` will take: once, and for each token of the target's KV pool (beside `needs.kv`)."""
+        return 0, 0
 
     def start(self, start: Start) -> None:
         """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""
