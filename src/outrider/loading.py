@@ -123,6 +123,7 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str,
         View(target, sampler) if needs.target else None,
         target.cache.attach(needs.kv) if needs.kv is not None else None,
         target.cache.capacity,
+        target.cache.block_size,
     )
 
 

@@ -146,7 +146,8 @@ class TargetView(Protocol):
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
-    token strings to ids, where the tokenizer is known; `kv_tokens` is how many tokens the target's KV pool holds."""
+    token strings to ids, where the tokenizer is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
+    `kv_block`."""
 
     name: str
     vocab_size: int
@@ -158,6 +159,7 @@ class Start:
     view: TargetView | None = None
     pool: PoolView | None = None
     kv_tokens: int = 0
+    kv_block: int = 64
 
 
 class Target(Protocol):

@@ -25,7 +25,7 @@ from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
 
 _CHUNK = 512
-_BLOCK = 64
+_LEAST = 64
 _SHARE = 0.5
 """Of the free memory, what the cache may take where its size is not given."""
 
@@ -59,8 +59,8 @@ class DraftModel(Drafter):
         for name, low in (("layers", 0), ("depth", 1), ("width", 1)):
             if getattr(config, name) < low:
                 raise BadInput(f"draft_model needs {name} >= {low}, got {getattr(config, name)}")
-        if config.tokens and config.tokens < _BLOCK:
-            raise BadInput(f"draft_model needs tokens >= {_BLOCK}, or 0 for as many as the target's, got {config.tokens}")
+        if config.tokens and config.tokens < _LEAST:
+            raise BadInput(f"draft_model needs tokens >= {_LEAST}, or 0 for as many as the target's, got {config.tokens}")
         self.config, self.depth, self.nodes = config, config.depth, config.depth * config.width
         self._memory: dict[int, Memory] = {}
 
@@ -73,8 +73,9 @@ class DraftModel(Drafter):
         """Use an already loaded decoder."""
         check_vocabulary(decoder, tokenizer, start)
         self.decoder, self.sampler, self.vocab = decoder, start.sampler, start.vocab_size
-        blocks = self._tokens(decoder, start) // _BLOCK + 1
-        self.cache = PagedCache(decoder.layers, blocks, _BLOCK, dtype=decoder.dtype, device=decoder.device)
+        block = start.kv_block
+        blocks = self._tokens(decoder, start) // block + 1
+        self.cache = PagedCache(decoder.layers, blocks, block, dtype=decoder.dtype, device=decoder.device)
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """Weights, and KV for as many tokens as the target has, or for `tokens`. A hub id not fetched yet is fetched."""
@@ -155,9 +156,10 @@ class DraftModel(Drafter):
 
     def _begin(self, request: Request) -> None:
         """Take over the KV of earlier requests that began alike; the last known token is always fed."""
-        blocks = self.cache.find(request.tokens, len(request.tokens) - 1, _BLOCK)
+        size = self.cache.block_size
+        blocks = self.cache.find(request.tokens, len(request.tokens) - 1, size)
         self.cache.adopt(request, blocks)
-        self._memory[request.id] = Memory(len(blocks) * _BLOCK)
+        self._memory[request.id] = Memory(len(blocks) * size)
 
     def _catch_up(self, batch: Batch, chosen: list[int]) -> tuple[Batch, list[int]]:
         """The sub-batch to draft for, after feeding all but the last stretch of what the cache lacks, and how many tokens of
