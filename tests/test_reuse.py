@@ -130,14 +130,14 @@ def test_who_is_admitted_runs_at_least_twice(block: int, accepted: int) -> None:
 
 
 def test_guesses_give_back_their_room_before_anybody_gives_way() -> None:
-    own = scheduler(capacity=27, lookahead=6)
-    made = [request(4, 20), request(4, 12)]
-    made[0].tokens += [5] * 6
+    own = scheduler(capacity=20, lookahead=8)
+    made = [request(4, 12), request(4, 12)]
     for r in made:
         own.add(r)
-    for _ in range(5):
-        play(own)
-    assert own.preempted == 0 and len(own.running) == 2
+    assert [room for _, _, room in play(own)] == [8, 0]
+    made[1].tokens += [5] * 5  # the second has got ahead, in passes that the first was not in
+    batch = own.next()
+    assert own.preempted == 0 and batch.requests == tuple(made) and batch.room[0] == 0
 
 
 # Reuse
