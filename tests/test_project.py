@@ -27,7 +27,7 @@ LAYERS = (
     {"registry", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
     {"accept", "drafters", "control", "metrics"},
-    {"guard", "outcome", "scheduler", "engine"},
+    {"guard", "outcome", "scheduler", "recovery", "engine"},
     {"loading", "llm"},
     {"serve", "bench", "train", "plan", "cli"},
     {"__init__", "__main__"},

@@ -32,6 +32,20 @@ class Pool:
         self.held[request.id] = max(blocks, self.held.get(request.id, 0))
         return True
 
+    def price(self, request: Request, length: int, blocks: tuple[int, ...] = ()) -> int:
+        return max(0, -(-length // self.block) * self.block - self.held.get(request.id, 0))
+
+    def adopt(self, request: Request, blocks: tuple[int, ...]) -> None:
+        assert not blocks
+
+    @property
+    def block_size(self) -> int:
+        return self.block
+
+    def trim(self, request: Request, length: int) -> None:
+        if request.id in self.held:
+            self.held[request.id] = min(self.held[request.id], -(-length // self.block) * self.block)
+
     def release(self, request: Request) -> None:
         self.held.pop(request.id, None)
 

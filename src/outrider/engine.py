@@ -12,6 +12,7 @@ from .guard import Guard
 from .logprobs import Measured
 from .outcome import Outcome, read
 from .protocols import AcceptanceRule, Controller, Sink, Target
+from .recovery import Recovery, no_guesses
 from .scheduler import Scheduler
 from .types import Answer, Batch, Finish, Proposal, Request, StepEvent, Verdict
 
@@ -40,6 +41,7 @@ class Engine:
         self.accept, self.controller = accept, controller
         self.sinks: list[Sink] = []
         self.ahead: Pending | None = None
+        self.recovery = Recovery(scheduler, self.release)
 
     def add(self, request: Request) -> None:
         """Queue a request; `OutOfMemory` if it can never fit."""
@@ -54,7 +56,7 @@ class Engine:
         this one is read; else before its text is told, unless somebody's end makes room for others."""
         pending, self.ahead = self.ahead or self.launch(), None
         if pending is None:
-            return None
+            return self.recovery.report()
         if self._blind(pending):
             self.ahead = self.launch(blind=True)
         outcome = self.book(pending)
@@ -66,12 +68,14 @@ class Engine:
         return event
 
     def launch(self, blind: bool = False) -> Pending | None:
-        """Everything the device does in a round; no host sync inside. `blind`: the round before has not been read."""
+        """The next round, or as much of it as memory allows. `blind`: the round before has not been read."""
         batch = self.scheduler.next(blind)
-        if batch is None:
-            return None
+        return None if batch is None else self.recovery.run(self._round, batch)
+
+    def _round(self, batch: Batch, guess: bool) -> Pending:
+        """Everything the device does in a round; no host sync inside."""
         started = time.perf_counter()
-        budget = self.controller.budget(batch)  # how far to look ahead, per request; 0 = do not
+        budget = self.controller.budget(batch) if guess else no_guesses(batch)  # how far to look ahead, per request; 0 = do not
         guesses = self.controller.cut(batch, self.drafter.propose(batch, budget))
         proposal = self.target.place(batch, guesses)
         drafted = time.perf_counter()
@@ -126,7 +130,7 @@ class Engine:
                 self.release(request)
 
     def _event(self, pending: Pending, outcome: Outcome) -> StepEvent:
-        items = tuple(outcome.commit(b) for b in range(len(pending.batch)))
+        items = tuple(outcome.commit(b) for b in range(len(pending.batch))) + self.recovery.ended()
         event = StepEvent(
             items,
             draft_seconds=pending.drafted - pending.started,

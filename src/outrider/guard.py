@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from . import tree
 from .errors import OutriderError, OutriderWarning
 from .protocols import Drafter, Start
+from .recovery import out_of_memory
 from .types import ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
 
 _PATIENCE = 3
@@ -22,12 +23,14 @@ _FIXED = tuple(f.name for f in fields(Request) if f.name not in ("tokens", "fail
 
 class Guard:
     """Wraps a drafter. An exception, or repeated unsound proposals, switches it off for good, with a warning that says so; Ctrl-C
-    passes through. `reason` tells why it is off (None while it runs); `on_stop` is called when that happens."""
+    passes through, and so does want of memory, once (the engine then tries with fewer requests). `reason` tells why it is off
+    (None while it runs); `on_stop` is called when that happens."""
 
     def __init__(self, drafter: Drafter, vocab_size: int, on_stop: Callable[[], None] | None = None) -> None:
         self.drafter, self._vocab, self.on_stop = drafter, vocab_size, on_stop
         self.reason: str | None = None
         self._strikes = 0
+        self._starved: set[str] = set()
         self._observes = type(drafter).observe is not Drafter.observe
 
     @property
@@ -63,8 +66,11 @@ class Guard:
                 proposal = self.drafter.propose(batch, budget)
             sound = self._sound(proposal, batch, budget)
         except (Exception, SystemExit) as error:
+            if out_of_memory(error) and self._again("propose", batch):
+                raise
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None
+        self._starved.discard("propose")
         if sound:
             return _tidy(self._own(proposal)) if any(proposal.widths) else None
         self._strikes += 1
@@ -83,7 +89,20 @@ class Guard:
             with _kept(batch):
                 self.drafter.observe(batch, proposal, Verdict(*(f.clone() for f in seen)), scores)
         except (Exception, SystemExit) as error:
+            if out_of_memory(error) and self._again("observe", batch):
+                return
             self._stop(f"it failed while observing with {type(error).__name__}: {error}")
+        else:
+            self._starved.discard("observe")
+
+    def _again(self, where: str, batch: Batch) -> bool:
+        """The drafter ran out of memory in the middle of its work: what it keeps of these requests may be half-written, so it
+        forgets them. True the first time; False if it did no better the next time."""
+        for request in batch.requests:
+            self.release(request)
+        again = self.working and where not in self._starved
+        self._starved.add(where)
+        return again
 
     def release(self, request: Request) -> None:
         """Let the drafter forget a request."""

@@ -15,12 +15,11 @@ from .drafters import pick
 from .engine import Engine
 from .errors import BadInput
 from .guard import Guard
-from .loading import Setup, assemble, start_for
+from .loading import Setup, assemble, make_scheduler, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .results import Chunk, Result
-from .scheduler import Scheduler
 from .text import TextStream
 from .types import FINISH_NAMES, Committed, Finish, Request, Stats
 
@@ -36,7 +35,8 @@ class LLM:
     are lossy: results then say `lossless=False`). `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else
     CPU in float32. `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`:
     `paged`, or `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of
-    what shares its pass, at some cost. `progress` hears one line per slow step of loading.
+    what shares its pass, at some cost. `prefix_cache`: prompts that begin alike share the work. `progress` hears one line per
+    slow step of loading.
 
     Raises `OutriderError`s that say what to do; nothing is downloaded except for a hub id.
     """
@@ -54,6 +54,7 @@ class LLM:
         kv_tokens: int | None = None,
         cache: str = "paged",
         invariant: bool = False,
+        prefix_cache: bool = True,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
@@ -61,9 +62,10 @@ class LLM:
         controllers.check(control)
         self.control = control
         drafter = registry.parse(self._pick(draft))
-        setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant)
+        setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache)
         parts = assemble(setup, drafter, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
+        self._prefix_cache, self._pool = prefix_cache, parts.start.pool
         self.engine = self._engine(drafter, parts.start, self.accept)
         self._count = 0
         self._current: list[Request] = []
@@ -73,7 +75,8 @@ class LLM:
         """The target with a drafter that has been started, and a rule."""
         guard = Guard(drafter, self._target.vocab_size, self._capture_nothing)
         guard.start(start)
-        return Engine(self._target, guard, Scheduler(self._target.cache, drafter.nodes), accept, self._controller(drafter))
+        scheduler = make_scheduler(self._target, drafter, self._prefix_cache)
+        return Engine(self._target, guard, scheduler, accept, self._controller(drafter))
 
     def _controller(self, drafter: Drafter) -> Controller:
         """One that knows what passes cost already, where it is cheap to find out."""
@@ -93,15 +96,18 @@ class LLM:
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
         accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
-        needs, sinks, kept = self._target.needs, self.engine.sinks, self.control
+        needs, sinks, kept, start = self._target.needs, self.engine.sinks, self.control, None
         controllers.check(control or kept)
         self.control = control or kept
         try:
-            engine = self._engine(drafter, start_for(self._target, drafter, self.name, self.tokenizer.vocab), accept_rule)
+            start = start_for(self._target, drafter, self.name, self.tokenizer.vocab)
+            engine = self._engine(drafter, start, accept_rule)
         except Exception:
             self._target.needs, self.control = needs, kept  # the old drafter stays
+            self._target.cache.detach(start.pool if start is not None else None)
             raise
-        engine.sinks = sinks
+        self._target.cache.detach(self._pool)
+        engine.sinks, self._pool = sinks, start.pool
         self.engine, self.accept = engine, accept_rule
 
     def _pick(self, draft: str) -> str:

@@ -14,12 +14,15 @@ from .draws import Drawer
 from .errors import BadInput, DrafterMismatch, OutOfMemory
 from .models import weights
 from .models.fast import FastTarget
+from .models.footprint import check_room, footprint
+from .models.footprint import free_memory as free_memory
 from .models.hf import Decoder
 from .models.native import Native, supports
 from .models.rows import anchors
 from .models.target import ModelTarget, View
-from .protocols import Cache, Drafter, Start
+from .protocols import Cache, Drafter, KVNeed, Start
 from .sampling import TextSampler
+from .scheduler import CHUNK, Scheduler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,10 +32,13 @@ if TYPE_CHECKING:
 BLOCK = 64
 CACHES = ("paged", "slots")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-_KV_SHARE = {"cpu": 0.25, "cuda": 0.8}
-"""Share of free memory the KV pool may take."""
-_KV_MOST = 65536
+_KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
+"""Share of what is free, beside weights, drafter and workspace, that the KV pool may take."""
+_KV_MOST = {"cpu": 65536, "cuda": 2_000_000}
 """Tokens of KV memory that are never exceeded unless asked for."""
+_WORKSPACE = 1536 * 2**20
+_WORKSPACE_SHARE = 0.06
+"""A GPU's memory that is left to activations and captured rounds: the smaller of the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class Setup:
     kv_tokens: int | None
     cache: str
     invariant: bool
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +70,12 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     check(setup)
     device = pick_device(setup.device)
     dtype = pick_dtype(setup.dtype, device)
-    loaded = weights.load(weights.resolve(setup.model), dtype=dtype, device=str(device), progress=progress)
+    source = weights.fetch(weights.resolve(setup.model), progress)
+    check_room(source.name, footprint(source), dtype, device, drafter.memory(dtype)[0])
+    loaded = weights.load(source, dtype=dtype, device=str(device), progress=progress)
     decoder = make_decoder(loaded.model, loaded.name, setup.invariant, progress)
     max_len = pick_length(setup.max_model_len, decoder)
-    cache = make_cache(setup, decoder, max_len, drafter.nodes)
+    cache = make_cache(setup, decoder, max_len, drafter)
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = make_target(decoder, cache, sampler, max_len, setup.invariant)
     return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer.vocab))
@@ -113,6 +122,8 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str,
         vocab,
         View(target, sampler) if needs.target else None,
         target.cache.attach(needs.kv) if needs.kv is not None else None,
+        target.cache.capacity,
+        target.cache.block_size,
     )
 
 
@@ -159,31 +170,44 @@ def pick_length(asked: int | None, decoder: Decoder) -> int:
     return asked
 
 
-def make_cache(setup: Setup, decoder: Decoder, max_len: int, lookahead: int) -> Cache:
-    """KV memory: as much as asked, else one share of what is free. `OutOfMemory` shows the arithmetic."""
-    size = torch.empty(0, dtype=decoder.dtype).element_size()
-    per_token = 2 * size * sum(h * d for h, d in decoder.layers)
-    free = free_memory(decoder.device)
-    fit = int(free * _KV_SHARE.get(decoder.device.type, 0.25)) // per_token
-    tokens = setup.kv_tokens or min(fit, max(_KV_MOST, max_len + lookahead + BLOCK))
-    if tokens > free // per_token or tokens < 2 * BLOCK:
+def make_scheduler(target: ModelTarget, drafter: Drafter, prefix_cache: bool) -> Scheduler:
+    """A queue for `target`. Beginnings of prompts are computed once, unless the drafter wants to see every prompt row."""
+    reuse = prefix_cache and not drafter.needs.features
+    grain = BLOCK if target.anchored else CHUNK
+    return Scheduler(target.cache, drafter.nodes, separate=target.anchored, grain=grain if reuse else 0)
+
+
+def make_cache(setup: Setup, decoder: Decoder, max_len: int, drafter: Drafter) -> Cache:
+    """KV memory: as much as asked, else one share of what is free beside the drafter's. `OutOfMemory` shows the arithmetic."""
+    own, kind = _token_bytes(decoder), decoder.device.type
+    once, each = drafter.memory(decoder.dtype)
+    each += _attached(drafter.needs.kv, decoder)
+    free = free_memory(decoder.device) - once
+    fit = int((free - workspace(decoder.device)) * _KV_SHARE.get(kind, 0.25)) // (own + each)
+    most = _KV_MOST.get(kind, _KV_MOST["cpu"])
+    tokens = setup.kv_tokens or min(fit, max(most, max_len + drafter.nodes + BLOCK))
+    if tokens * (own + each) > free or tokens < 2 * BLOCK:
+        taken = f", after {once / 2**20:.0f} MiB for the drafter" if once else ""
         raise OutOfMemory(
-            f"KV memory for {tokens} tokens takes {tokens * per_token / 2**20:.0f} MiB ({per_token / 1024:.0f} KiB each), "
-            f"{free / 2**20:.0f} MiB are free; lower kv_tokens or max_model_len, or use a smaller model"
+            f"KV memory for {tokens} tokens takes {tokens * (own + each) / 2**20:.0f} MiB ({(own + each) / 1024:.0f} KiB each), "
+            f"{free / 2**20:.0f} MiB are free{taken}; lower kv_tokens or max_model_len, or use a smaller model or drafter"
         )
     if setup.cache == "paged":
         return PagedCache(decoder.layers, -(-tokens // BLOCK) + 1, BLOCK, decoder.dtype, decoder.device)
-    length = min(max_len + lookahead, tokens)
+    length = min(max_len + drafter.nodes, tokens)
     return SlotCache(decoder.layers, max(1, tokens // length), length, decoder.dtype, decoder.device)
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had on a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with open("/proc/meminfo") as file:
-            line = next(row for row in file if row.startswith("MemAvailable"))
-        return int(line.split()[1]) * 1024
-    except (OSError, StopIteration):
-        return 4 * 2**30
+def workspace(device: torch.device) -> int:
+    """Bytes that the KV pool leaves alone."""
+    if device.type != "cuda":
+        return 0
+    return min(int(_WORKSPACE_SHARE * torch.cuda.mem_get_info(device)[1]), _WORKSPACE)
+
+
+def _token_bytes(decoder: Decoder) -> int:
+    return 2 * decoder.dtype.itemsize * sum(heads * dim for heads, dim in decoder.layers)
+
+
+def _attached(need: KVNeed | None, decoder: Decoder) -> int:
+    return 0 if need is None else 2 * decoder.dtype.itemsize * need.layers * need.heads * need.dim

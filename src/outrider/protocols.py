@@ -48,10 +48,16 @@ class Cache(Protocol):
     indices to pool slots. `keys(layer)` and `values(layer)` are `[slots, heads, dim]`. `move` copies virtual `source` to
     `start, start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes; `copy` does
     so between pool slots.
-    `scrub` zeroes what a request wrote.
+    `scrub` zeroes what a request wrote. `price` tells how much free memory `reserve` would take.
+
+    A cache may share blocks. `find` gives blocks that hold the beginning of some tokens, `head` those of a running request;
+    a request that `adopt`s them begins with their tokens, and must not write there. `publish` notes that the KV of a request's
+    first tokens is final, so that others may find it, even after its release. `attach`ed memory shares the slots, so that
+    attaching forgets all that was published; `detach` gives it back.
     """
 
     capacity: int
+    block_size: int
     scratch_slot: int
 
     def reserve(self, request: Request, length: int) -> bool: ...
@@ -65,7 +71,13 @@ class Cache(Protocol):
     def release(self, request: Request) -> None: ...
     def scrub(self, request: Request) -> None: ...
     def free(self) -> int: ...
+    def price(self, request: Request, length: int, blocks: tuple[int, ...] = ()) -> int: ...
+    def find(self, tokens: Sequence[int], most: int, grain: int) -> tuple[int, ...]: ...
+    def head(self, request: Request, length: int) -> tuple[int, ...]: ...
+    def adopt(self, request: Request, blocks: tuple[int, ...]) -> None: ...
+    def publish(self, request: Request, length: int) -> None: ...
     def attach(self, need: KVNeed) -> PoolView: ...
+    def detach(self, pool: object) -> None: ...
 
 
 class Sampler(Protocol):
@@ -134,7 +146,8 @@ class TargetView(Protocol):
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
-    token strings to ids, where the tokenizer is known."""
+    token strings to ids, where the tokenizer is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
+    `kv_block`."""
 
     name: str
     vocab_size: int
@@ -145,6 +158,8 @@ class Start:
     vocab: Mapping[str, int] | None = None
     view: TargetView | None = None
     pool: PoolView | None = None
+    kv_tokens: int = 0
+    kv_block: int = 64
 
 
 class Target(Protocol):
@@ -180,6 +195,10 @@ class Drafter(Protocol):
     needs: Needs = Needs()
     blind: bool = False
     """Whether `propose` reads nothing that the host learns by reading a round (`request.tokens`): then rounds need not wait."""
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """Bytes of the device that `start` will take: once, and for each token of the target's KV pool (beside `needs.kv`)."""
+        return 0, 0
 
     def start(self, start: Start) -> None:
         """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""

@@ -3,13 +3,19 @@
 First come, first served. Prompts are fed in chunks whose bounds are fixed multiples, so that a prompt's KV does not depend on
 load. When KV memory runs out, the youngest running request gives its memory back and is recomputed later: its prompt in the same
 chunks, its own tokens as they were decoded; key, positions and tokens already sent stay.
+
+Why this comes to an end: only the youngest gives way, so the oldest running request keeps its memory; it is fed in every pass,
+or in one of three where kinds of work alternate; so it ends, and the next oldest follows. Why it does not thrash: a request is
+admitted only with memory for everybody's next round, its own included, so it runs at least twice before it can have to give way.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from enum import IntEnum
 
+from . import logprobs
 from .errors import OutOfMemory
 from .protocols import Cache
 from .types import Batch, Finish, Request
@@ -22,16 +28,45 @@ REPLAY = 16
 """Own tokens fed per pass when a preempted request is recomputed."""
 
 
+Fed = tuple[Request, int, int]
+"""A request, how many pending tokens it feeds, and its room for guesses."""
+
+
+class Work(IntEnum):
+    """What a request's rows in a pass are."""
+
+    PROMPT = 0
+    REPLAY = 1
+    WRITE = 2
+
+
 class Scheduler:
     """Admission, chunked prefill, preemption. `lookahead` is how many draft nodes a round may need KV for; `max_rows` bounds the
-    prompt rows of one pass (at least one chunk is always fed)."""
+    prompt rows of one pass (at least one chunk is always fed). `separate`: prompts, recomputed tokens and writing never share a
+    pass, and take turns. `grain`: a prompt's beginning may be taken over from earlier requests, in multiples of so many tokens
+    (0: never); below `CHUNK` it says that a token has the same bits of KV whoever computes it, and answers are taken over, too.
 
-    def __init__(self, cache: Cache, lookahead: int, max_requests: int = 256, max_rows: int = 2048) -> None:
+    `hits` counts requests that took something over and `saved` the tokens; `preempted` counts those that gave way. `most` bounds
+    the requests of a pass (see `recovery.py`)."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        lookahead: int,
+        max_requests: int = 256,
+        max_rows: int = 2048,
+        separate: bool = False,
+        grain: int = 0,
+    ) -> None:
         self.cache, self.lookahead = cache, lookahead
         self.max_requests, self.max_rows = max_requests, max_rows
+        self.separate, self.grain = separate, grain
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.preempted = 0
+        self.preempted = self.hits = self.saved = 0
+        self.most = max_requests
+        self._last = Work.WRITE
+        self._blocked: tuple[int, int] | None = None
 
     @property
     def idle(self) -> bool:
@@ -57,7 +92,8 @@ class Scheduler:
     def calm(self, batch: Batch) -> bool:
         """Whether the next round's batch is known before `batch`'s round is read: everybody writes, nobody waits or would have to
         give way."""
-        return not self.waiting and all(batch.ready) and self.cache.free() >= len(self.running) * (self.lookahead + CALM)
+        known = not self.waiting and all(batch.ready) and len(batch) == len(self.running)
+        return known and self.cache.free() >= len(self.running) * (self.lookahead + CALM)
 
     def launched(self, batch: Batch, widths: Sequence[int]) -> None:
         """Note that a round is in flight, which may add its guesses and one more token to every request."""
@@ -70,42 +106,55 @@ class Scheduler:
         rooms = self._secure()
         if not blind:
             self._admit(rooms)
-        chosen: list[tuple[Request, int, int]] = []
+        able = [(r, self._chunk(r), room) for r, room in zip(self.running, rooms, strict=True) if r.room > bool(r.flying)]
+        chosen: list[Fed] = []
         rows = 0
-        for request, room in zip(self.running, rooms, strict=True):
-            pending = self._chunk(request)
-            if request.room <= bool(request.flying):
-                continue
+        for request, pending, room in self._turn(able) if self.separate else able:
             if pending > REPLAY and rows and rows + pending > self.max_rows:
                 continue
             rows += pending if pending > 1 else 0
             chosen.append((request, pending, room))
+        chosen = chosen[: self.most]
         if not chosen:
             return None
         ready = tuple(r.computed + pending == len(r.tokens) for r, pending, _ in chosen)
         rooms_out = tuple(room for _, _, room in chosen)
         return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind)
 
+    def _turn(self, able: list[Fed]) -> list[Fed]:
+        """One kind of work alone; each kind that there is gets its turn."""
+        kinds = [_work(request, pending) for request, pending, _ in able]
+        if not able:
+            return able
+        self._last = min(kinds, key=lambda kind: (kind <= self._last, kind))
+        return [fed for fed, kind in zip(able, kinds, strict=True) if kind is self._last]
+
     def _secure(self) -> list[int]:
-        """KV for every running request, oldest first; whoever cannot be served makes the youngest give way."""
-        rooms: list[int] = []
+        """KV for every running request's known tokens, oldest first, then room for guesses as far as it goes. Whoever cannot be
+        served first makes all give back room for guesses, then the youngest give way."""
         i = 0
         while i < len(self.running):
-            room = self._reserve(self.running[i])
-            if room is not None:
-                rooms.append(room)
+            request = self.running[i]
+            if self.cache.reserve(request, _known(request)):
                 i += 1
-            else:
+            elif not self._tighten():
                 self._preempt()
-        return rooms
+        return [self._room(request) for request in self.running]
 
-    def _reserve(self, request: Request) -> int | None:
-        """Room for draft nodes that could be had beside the known tokens; None if not even those fit."""
-        known = len(request.tokens) + request.flying
-        for room in (self.lookahead, 0) if request.room > 1 and self.lookahead else (0,):
-            if self.cache.reserve(request, known + room):
-                return room
-        return None
+    def _tighten(self) -> bool:
+        """Take back room for guesses. Returns whether there was any."""
+        before = self.cache.free()
+        for request in self.running:
+            self.cache.trim(request, _known(request))
+        return self.cache.free() > before
+
+    def _room(self, request: Request) -> int:
+        """Room for draft nodes beside the known tokens, which have theirs."""
+        wish = self._wishes(request)[0]
+        return wish if wish and self.cache.reserve(request, _known(request) + wish) else 0
+
+    def _wishes(self, request: Request) -> tuple[int, ...]:
+        return (self.lookahead, 0) if request.room > 1 and self.lookahead else (0,)
 
     def _preempt(self) -> None:
         youngest = self.running.pop()
@@ -121,29 +170,74 @@ class Scheduler:
             if self._must_wait(request):
                 passed += 1
                 continue
-            room = self._reserve(request)
+            free = self.cache.free()
+            if self.running and self._blocked is not None and self._blocked[0] == request.id and free <= self._blocked[1]:
+                return  # nothing has come back since it was found not to fit
+            room = self._enter(request, rooms)
             if room is None and not self.running:
                 raise OutOfMemory(
                     f"a request of {len(request.tokens)} tokens does not fit into KV memory even alone; raise kv_tokens "
                     f"(the pool holds {self.cache.capacity}, {self.cache.free()} of them free)"
                 )
+            self._blocked = (request.id, free) if room is None else None
             if room is None:
                 return
             del self.waiting[passed]
-            self._share(request)
             self.running.append(request)
             rooms.append(room)
+
+    def _enter(self, request: Request, rooms: list[int]) -> int | None:
+        """Give a waiting request its KV memory, begun with blocks of others where they hold its tokens. Returns its room for
+        guesses; None, and nothing changed, if not everybody could go on beside it for one more round."""
+        twin = self._copied(request)
+        blocks = self._earlier(request) if twin is None else self.cache.head(twin, request.prompt_len - 1)
+        owed = sum(self._growth(r, room) for r, room in zip(self.running, rooms, strict=True))
+        for room in self._wishes(request):
+            length = len(request.tokens) + room
+            later = min(length + 1, _longest(request)) if self.running else length
+            if self.cache.price(request, max(length, later), blocks) + owed > self.cache.free():
+                continue
+            self.cache.adopt(request, blocks)
+            if self.cache.reserve(request, length):
+                self._begin(request, twin, len(blocks) * self.cache.block_size)
+                return room
+            self.cache.release(request)
+        return None
+
+    def _growth(self, request: Request, room: int) -> int:
+        """Free KV memory that a running request may need for its next round."""
+        return self.cache.price(request, min(_known(request) + room + 1, _longest(request)))
+
+    def _earlier(self, request: Request) -> tuple[int, ...]:
+        """Blocks that hold the request's beginning, by earlier requests. Its last known token is always fed, for its scores, and
+        so are all whose scores were asked for."""
+        if not self.grain:
+            return ()
+        known = len(request.tokens) if self.grain < CHUNK else request.prompt_len
+        if logprobs.asks_prompt(request):
+            known = min(known, len(request.prompt_logprobs) + 1)
+        return self.cache.find(request.tokens, known - 1, self.grain)
+
+    def _begin(self, request: Request, twin: Request | None, shared: int) -> None:
+        """The first `shared` tokens of a new request have their KV. From a twin the rest of the prompt is copied, up to its last
+        token."""
+        request.computed = shared
+        if twin is None:
+            self.hits += shared > 0
+            self.saved += shared
+            return
+        end = request.prompt_len - 1
+        self.cache.copy(self.cache.slots(twin, shared, end), self.cache.slots(request, shared, end))
+        request.computed = end
 
     def _must_wait(self, request: Request) -> bool:
         twin = request.twin
         return twin is not None and twin in self.running and twin.computed < twin.prompt_len
 
-    def _share(self, request: Request) -> None:
-        """Copy the prompt's KV from the first sample, while it has any; the last prompt token is read again, for its scores."""
-        twin, shared = request.twin, request.prompt_len - 1
-        if twin is not None and twin in self.running and shared:
-            self.cache.copy(self.cache.slots(twin, 0, shared), self.cache.slots(request, 0, shared))
-            request.computed = shared
+    def _copied(self, request: Request) -> Request | None:
+        """The sample whose prompt KV is there to be used again."""
+        twin = request.twin
+        return twin if twin is not None and twin in self.running and request.prompt_len > 1 else None
 
     def _chunk(self, request: Request) -> int:
         """How many pending tokens to feed: up to the next fixed multiple within the prompt, a few at a time after it."""
@@ -164,3 +258,22 @@ class Scheduler:
                 continue
             request.computed += batch.pending[b] + accepted[b]
             request.tokens += tokens[b][: counts[b]]
+            if self.grain and counts[b]:  # its scores are sound
+                whole = request.prompt_len // CHUNK * CHUNK
+                self.cache.publish(request, request.computed if self.grain < CHUNK else whole)
+
+
+def _known(request: Request) -> int:
+    """Virtual indices that are taken, or may be by the round in flight."""
+    return len(request.tokens) + request.flying
+
+
+def _longest(request: Request) -> int:
+    """The most tokens a request can have and still be running."""
+    return request.prompt_len + min(request.params.max_tokens, request.limit) - 1
+
+
+def _work(request: Request, pending: int) -> Work:
+    if pending == 1:
+        return Work.WRITE
+    return Work.PROMPT if request.computed < request.prompt_len else Work.REPLAY

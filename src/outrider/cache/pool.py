@@ -162,21 +162,50 @@ class Pool:
             store.copy(source, target)
 
     def attach(self, need: KVNeed) -> AttachedPool:
-        """Memory for a drafter under the same slots: zero at first, moved by `move`, zeroed whenever slots are."""
+        """Memory for a drafter under the same slots: zero at first, moved by `move`, zeroed whenever slots are. Finished prefixes
+        are forgotten: they hold nothing of this drafter's."""
+        self.forget()
         store = Store([(need.heads, need.dim)] * need.layers, self._total, self.dtype, self.device)
         self._stores.append(store)
         return AttachedPool(self, store)
 
+    def detach(self, pool: object) -> None:
+        """Give back what `attach` gave; nothing happens for anything else. Nobody may use it afterwards."""
+        if isinstance(pool, AttachedPool):
+            self._stores = [store for store in self._stores if store is not pool._store]
+
     def scrub(self, request: Request) -> None:
-        """Zero all that a request holds, and the scratch page, which its pass may have written to: for a request whose
+        """Zero all that a request alone holds, and the scratch page, which its pass may have written to: for a request whose
         scores were not finite. Blocks it gave back before were zeroed then."""
-        self._zero((0, *self._records.get(request.id, self._none).blocks))
+        self._zero((0, *self.blocks(request)))
+
+    # Sharing. A cache that cannot share finds nothing, and so is never asked to adopt anything.
+
+    def find(self, tokens: Sequence[int], most: int, grain: int) -> tuple[int, ...]:
+        """Blocks that hold the beginning of `tokens`: at most `most` tokens of it, and a multiple of `grain`."""
+        return ()
+
+    def head(self, request: Request, length: int) -> tuple[int, ...]:
+        """Those of a request's blocks that lie wholly below virtual index `length`, to be shared with another."""
+        return ()
+
+    def adopt(self, request: Request, blocks: tuple[int, ...]) -> None:
+        """Let a request that owns nothing begin with `blocks`, which it must not write to."""
+        if blocks:
+            raise ValueError("this cache does not share blocks")
+
+    def publish(self, request: Request, length: int) -> None:
+        """Note that the KV of a request's first `length` tokens is final, so that others may begin with its full blocks."""
+
+    def forget(self) -> None:
+        """Forget all that was published."""
 
     def _assign(self, request: Request, blocks: tuple[int, ...], room: int) -> None:
         """Make `blocks` all that `request` owns, `room` tokens of them usable; zero the ones it gives back."""
         old = self._records.get(request.id, self._none).blocks
         self._table = None
-        self._zero(sorted(set(old).difference(blocks)))
+        kept = set(blocks)
+        self._drop([block for block in old if block not in kept])
         if not blocks:
             self._records.pop(request.id, None)
             return
@@ -185,6 +214,10 @@ class Pool:
         slots = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         run = min(pieces[0].shape[0], room)
         self._records[request.id] = Record(blocks, slots[:room], room, blocks[0] * size, run)
+
+    def _drop(self, blocks: list[int]) -> None:
+        """A request gives up `blocks`; nobody else has them."""
+        self._zero(sorted(blocks))
 
     def _zero(self, blocks: Sequence[int]) -> None:
         size = self.block_size

@@ -54,6 +54,10 @@ class SlotCache(Pool):
             self._idle.append((blocks[0] - 1) // self._span)
             self._assign(request, (), 0)
 
+    def price(self, request: Request, length: int, blocks: tuple[int, ...] = ()) -> int:
+        """Tokens of free memory that `reserve` would take: a whole run, or nothing."""
+        return 0 if self.blocks(request) else max(length, self.max_len)
+
     def free(self) -> int:
         """Tokens in runs that nobody owns."""
         return len(self._idle) * self.max_len

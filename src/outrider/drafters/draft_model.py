@@ -17,6 +17,7 @@ from torch import Tensor
 from ..cache.paged import PagedCache
 from ..errors import BadInput, DrafterMismatch
 from ..models import weights
+from ..models.footprint import footprint, free_memory
 from ..models.hf import Decoder, truncate
 from ..models.layout import Layout
 from ..protocols import Drafter, Start
@@ -24,6 +25,9 @@ from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
 
 _CHUNK = 512
+_LEAST = 64
+_SHARE = 0.5
+"""Of the free memory, what the cache may take where its size is not given."""
 
 
 @dataclass(slots=True)
@@ -42,18 +46,21 @@ class DraftModel(Drafter):
     @dataclass(frozen=True, slots=True)
     class Config:
         """`path`: directory, GGUF file, hub id or embedded name. `layers`: keep only the first so many decoder layers (0: all).
-        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in all."""
+        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in all (0: for
+        as many as the target has, if there is room)."""
 
         path: str
         layers: int = 0
         depth: int = 5
         width: int = 1
-        tokens: int = 32768
+        tokens: int = 0
 
     def __init__(self, config: Config) -> None:
-        for name, low in (("layers", 0), ("depth", 1), ("width", 1), ("tokens", 64)):
+        for name, low in (("layers", 0), ("depth", 1), ("width", 1)):
             if getattr(config, name) < low:
                 raise BadInput(f"draft_model needs {name} >= {low}, got {getattr(config, name)}")
+        if config.tokens and config.tokens < _LEAST:
+            raise BadInput(f"draft_model needs tokens >= {_LEAST}, or 0 for as many as the target's, got {config.tokens}")
         self.config, self.depth, self.nodes = config, config.depth, config.depth * config.width
         self._memory: dict[int, Memory] = {}
 
@@ -66,9 +73,22 @@ class DraftModel(Drafter):
         """Use an already loaded decoder."""
         check_vocabulary(decoder, tokenizer, start)
         self.decoder, self.sampler, self.vocab = decoder, start.sampler, start.vocab_size
-        block = 64
-        blocks = self.config.tokens // block + 1
+        block = start.kv_block
+        blocks = self._tokens(decoder, start) // block + 1
         self.cache = PagedCache(decoder.layers, blocks, block, dtype=decoder.dtype, device=decoder.device)
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """Weights, and KV for as many tokens as the target has, or for `tokens`. A hub id not fetched yet is fetched."""
+        size = footprint(weights.resolve(self.config.path))
+        each = size.kv * dtype.itemsize
+        if self.config.layers and size.layers:
+            each = each * min(self.config.layers, size.layers) // size.layers
+        tokens = self.config.tokens
+        return size.bytes(dtype) + each * tokens, 0 if tokens else each
+
+    def _tokens(self, decoder: Decoder, start: Start) -> int:
+        each = 2 * decoder.dtype.itemsize * sum(heads * dim for heads, dim in decoder.layers)
+        return self.config.tokens or min(start.kv_tokens, int(free_memory(decoder.device) * _SHARE) // each)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Level by level: each pass feeds the newest nodes, the first one also all known tokens without KV."""
@@ -82,6 +102,8 @@ class DraftModel(Drafter):
         for level in range(max(budget.depth[b] for b in chosen)):
             nodes, fed = forest.proposal(device), [len(t) for t in forest.trees]
             out = self._run(sub, nodes, [f + 1 for f in forest.fed] if level else 0, computed)
+            for request in sub.requests:
+                self._memory[request.id].computed = len(request.tokens)
             forest.fed = fed
             rooms = [limit if budget.depth[b] > level else 0 for b, limit in zip(chosen, limits, strict=True)]
             if not self._grow(forest, out, rooms):
@@ -104,7 +126,10 @@ class DraftModel(Drafter):
             memory.ran = [memory.ran[c] for c in path]
 
     def release(self, request: Request) -> None:
-        if self._memory.pop(request.id, None) is not None:
+        """Forget a request; what its tokens' KV is stays for those that begin alike."""
+        memory = self._memory.pop(request.id, None)
+        if memory is not None:
+            self.cache.publish(request, min(memory.computed, len(request.tokens)))
             self.cache.release(request)
 
     def _ready(self, request: Request, nodes: int) -> bool:
@@ -113,9 +138,14 @@ class DraftModel(Drafter):
         if length > self.decoder.max_len:
             self.release(request)
             return False
+        new = request.id not in self._memory
+        if new:
+            self._begin(request)
         if not self.cache.reserve(request, length):
+            if new:
+                self.release(request)
             return False
-        memory = self._memory.setdefault(request.id, Memory())
+        memory = self._memory[request.id]
         fresh = request.tokens[memory.computed :]
         same = next(
             (i for i, (a, b) in enumerate(zip(memory.ran, fresh, strict=False)) if a != b), min(len(memory.ran), len(fresh))
@@ -124,8 +154,16 @@ class DraftModel(Drafter):
         memory.ran = []
         return True
 
+    def _begin(self, request: Request) -> None:
+        """Take over the KV of earlier requests that began alike; the last known token is always fed."""
+        size = self.cache.block_size
+        blocks = self.cache.find(request.tokens, len(request.tokens) - 1, size)
+        self.cache.adopt(request, blocks)
+        self._memory[request.id] = Memory(len(blocks) * size)
+
     def _catch_up(self, batch: Batch, chosen: list[int]) -> tuple[Batch, list[int]]:
-        """The sub-batch to draft for, after feeding all but the last stretch of what the cache lacks."""
+        """The sub-batch to draft for, after feeding all but the last stretch of what the cache lacks, and how many tokens of
+        each request have KV."""
         requests = tuple(batch.requests[b] for b in chosen)
         memories = [self._memory[r.id] for r in requests]
         while True:
@@ -138,10 +176,7 @@ class DraftModel(Drafter):
             )
             for memory, count in zip(memories, feed, strict=True):
                 memory.computed += count
-        sub, computed = self._batch(requests, tuple(missing), True), _computed(memories)
-        for memory, request in zip(memories, requests, strict=True):
-            memory.computed = len(request.tokens)
-        return sub, computed
+        return self._batch(requests, tuple(missing), True), _computed(memories)
 
     @staticmethod
     def _batch(requests: tuple[Request, ...], pending: tuple[int, ...], ready: bool) -> Batch:

@@ -46,6 +46,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_safetensors(path: Path) -> None:
     """Raises `BadWeights` unless the header is sound and promises exactly the bytes that are there."""
+    safetensors_header(path)
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """What the file holds: shape, type and offsets by tensor name. Raises `BadWeights` unless it is sound and promises exactly
+    the bytes that are there."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -59,6 +65,7 @@ def check_safetensors(path: Path) -> None:
         raise BadWeights(f"{path} has a corrupt safetensors header ({error!r:.80}); download it again") from error
     if (wanted := 8 + length + end) != size:
         raise BadWeights(f"{path} is cut off or corrupt: its header promises {wanted:,} bytes, it has {size:,}; get it again")
+    return tensors
 
 
 def finite(values: Tensor) -> bool:

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from ..kernels.rounds import Lanes
     from .hf import Decoder
 
-REQUESTS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-COLUMNS = (0, 8, 16, 32, 64)
-LENGTHS = (256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+GUESSING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Fewer sizes where there are guesses: rows, not requests, are what such a round costs."""
+ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
+COLUMNS = (0, 16, 64)
+LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 KEEP = -1
 """In place of a number that only the device knows yet."""
 
@@ -48,10 +50,13 @@ def shape_of(proposal: Proposal, longest: int, filters: int = 0) -> Shape | None
     """The smallest bucket for a proposal; None where there is none."""
     requests, columns = len(proposal.widths), max(proposal.widths, default=0)
     rows = requests + sum(proposal.widths)
-    found = [_bucket(x, steps) for x, steps in ((requests, REQUESTS), (columns, COLUMNS), (longest, LENGTHS))]
+    sizes = ((requests, GUESSING if columns else REQUESTS), (columns, COLUMNS), (longest, LENGTHS))
+    found = [_bucket(size, steps) for size, steps in sizes]
     if found[0] is None or found[1] is None or found[2] is None:
         return None
-    total = found[0] if columns == 0 else _bucket(max(rows, found[0] + 1), ROWS) or -(-max(rows, found[0]) // 64) * 64
+    total = found[0] if columns == 0 else _bucket(rows, ROWS)
+    if total is None:
+        return None
     return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters)
 
 
@@ -135,8 +140,7 @@ class Round:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):
-                self._work()
+            self._work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.machine.pool):
@@ -228,13 +232,17 @@ class Machine:
         self.features: tuple[str, ...] = ()
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._rounds: dict[Shape, Round] = {}
+        self._moved: tuple[int, ...] = ()
 
     def table(self, lane: Tensor) -> Tensor:
         """Block tables of the round's requests, `[B, blocks]`."""
         return self.lanes.table.index_select(0, lane)
 
     def round(self, shape: Shape) -> Round:
-        """The captured round of a shape, captured now if it is new."""
+        """The captured round of a shape, captured now if it is new, or if memory it moves has come or gone."""
+        if shape.tree and self._moved != (moved := tuple(group.data_ptr() for group in self.cache.groups())):
+            self._rounds = {s: r for s, r in self._rounds.items() if not s.tree}
+            self._moved = moved
         if shape not in self._rounds:
             self._rounds[shape] = Round(shape, self)
         return self._rounds[shape]

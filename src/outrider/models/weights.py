@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .gguf_convert import Converted
 
-__all__ = ["DEFAULT_MODEL", "EMBEDDED", "CachedModel", "Loaded", "Source", "cache_dir", "entries", "load", "resolve"]
+__all__ = ["DEFAULT_MODEL", "EMBEDDED", "CachedModel", "Loaded", "Source", "cache_dir", "entries", "fetch", "load", "resolve"]
 
 DEFAULT_MODEL = EMBEDDED
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -95,10 +95,8 @@ def load(
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
     try:
-        if source.kind == "hub":
-            path = _fetch(source.name, say)
-            model, backend, fingerprint = _from_directory(path, options)
-        elif source.kind == "directory":
+        source = fetch(source, say)
+        if source.kind == "directory":
             model, backend, fingerprint = _from_directory(_path(source), options)
         else:
             model, backend, fingerprint = _from_gguf(source, options, say)
@@ -106,6 +104,13 @@ def load(
         raise ModelNotFound(f"{source.name} cannot be read: {error}") from error
     tokenizer = TextTokenizer(backend, model.generation_config)
     return Loaded(_placed(model, device, source.name), tokenizer, source.name, fingerprint, tokenizer.has_chat)
+
+
+def fetch(source: Source, progress: Progress | None = None) -> Source:
+    """The same, on this disk: a hub's files are downloaded unless they are there already; other sources are as they were."""
+    if source.kind != "hub":
+        return source
+    return Source("directory", source.name, _fetch(source.name, progress or (lambda line: None)))
 
 
 def _gguf_file(path: Path) -> Path:
