@@ -38,6 +38,10 @@ def registered() -> dict[str, Maker]:
 
 
 SPECIAL: dict[str, dict[str, Maker]] = {
+    "suffix": {
+        "suffix": _named("suffix"),
+        "suffix:width=3": _named("suffix:width=3,depth=4,factor=3,floor=0,prompts=true"),
+    },
     "draft_model": {
         "draft_model": lambda answers: tiny.draft_model(2),
         "draft_model:width=3": lambda answers: tiny.draft_model(2, depth=3, width=3),

@@ -1,15 +1,16 @@
 """Suffix decoding (Oliaro et al. 2024): what followed the longest endings of this text where they occurred before, in the text
 itself and in texts that are finished.
 
-Every earlier place whose preceding tokens match the end of the text is a *match*; its length is how many tokens match. Matches vote
-with their length on the next token, on the one after that among those that agree, and so on: the share of the votes that is left is
-the estimated chance of the path, and below `floor` guessing stops. A match of length m vouches for `factor * m` tokens, so that
-little evidence costs little.
+Every earlier place whose preceding tokens match the end of the text is a *match*; its length is how many tokens match. Matches
+vote with their length on the next token, on the one after that among those that agree, and so on: the share of the votes that is
+left is the estimated chance of the path, and below `floor` guessing stops. A match of length m vouches for `factor * m` tokens,
+so that little evidence costs little.
 
-Matches are found through hash chains as in LZ77 compressors (Deutsch 1996, RFC 1951, section 4), for the last 8, 4 and 2 tokens: one
-table of the latest place per hash, and per place the distance to the one before. All of it is arrays, an update costs the same
-whatever the length, and a ring of them forgets the oldest text. A match found in one round is followed in the next, so its length
-is known without comparing again. At most `_MATCHES` are kept, the longest first, then the latest: counts are of those.
+Matches are found through hash chains as in LZ77 compressors (Deutsch 1996, RFC 1951, section 4), for the last four tokens and the
+last one: a table of the latest place per hash, and per place the distance to the one before. All of it is arrays, an update costs
+the same whatever the length, and a ring of them forgets the oldest text. A match found in one round is followed in the next, so
+its length is known without comparing again. At most eight are kept (fewer in a large batch), the longest first, then the latest:
+counts are of those. Finished texts are asked only while the text itself has no long match.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ from ..protocols import Drafter, Start
 from ..registry import register
 from ..types import ROOT, Batch, Budget, Proposal, Request
 
-_ORDERS = (8, 4, 2)
-"""Endings looked up, longest first. A match is at least as long as the last of them."""
-_MATCHES = 8
+_MANY = 4
+"""Matches are looked up by this many tokens, then by one. More tables find hardly more."""
+_SPREAD = 0x9E3779B97F4A7C15
+"""Spreads token ids over buckets (Fibonacci hashing)."""
+_LONG = 8
+"""No more matches are looked for while one of this length can be followed."""
+_MATCHES, _FEW, _CROWD = 8, 1, 64
+"""Matches kept per request and store: most of them, fewest of them, and how many in a whole batch."""
 _LONGEST = 64
 """Lengths of matches are counted up to here."""
 _END = -1
@@ -38,32 +44,44 @@ Voices = list[tuple[int, list[int]]]
 
 
 class Places:
-    """Hash chains over a ring of `size` places. Places are numbered from 0 and go on for ever; those older than `size` are gone."""
+    """Hash chains over a ring of `size` places. Places are numbered from 0 and go on for ever; those older than `size` are gone.
+    `long` and `short` are the chains after the last `_MANY` tokens and after the last one: heads (place + 1) by hash, and by
+    place the distance to the one before (0: none). Zeroed memory is not taken up before it is written to."""
 
     def __init__(self, size: int) -> None:
         buckets = 1 << max(size - 1, 1).bit_length()
         self.size, self.mask = size, buckets - 1
-        # Zeroed memory is not taken up before it is written to.
-        self.tables = [
-            (n, memoryview(np.zeros(buckets, np.int64)), memoryview(np.zeros(size, np.int32)))  # type: ignore[arg-type]
-            for n in _ORDERS
-        ]
+        heads, links = np.zeros((2, buckets), np.int64), np.zeros((2, size), np.int32)
+        self.long, self.short = [(memoryview(h), memoryview(k)) for h, k in zip(heads, links, strict=True)]  # type: ignore[arg-type]
+        self.bytes = heads.nbytes + links.nbytes
 
-    @property
-    def bytes(self) -> int:
-        return sum(heads.nbytes + links.nbytes for _, heads, links in self.tables)
-
-    def put(self, at: int, before: tuple[int, ...], salt: int = 0) -> None:
-        """Note that `before`, the up to 8 tokens in front, stand before place `at`. O(1)."""
-        mask, slot = self.mask, at % self.size
-        for n, heads, links in self.tables:
-            if len(before) < n:
+    def put(self, tokens: list[int], first: int, at: int, salt: int = 0) -> None:
+        """Note places `at`, `at + 1`, ...: where `tokens[first]` and those after it stand. O(1) each."""
+        mask, size = self.mask, self.size
+        (heads, links), (ones, backs) = self.long, self.short
+        for i in range(first, len(tokens)):
+            slot, here = at % size, at + 1
+            bucket = (tokens[i - 1] * _SPREAD ^ salt) & mask
+            back = here - ones[bucket]
+            backs[slot] = back if back < size and back < here and i else 0
+            if i:
+                ones[bucket] = here
+            if i >= _MANY:
+                bucket = (hash(tuple(tokens[i - _MANY : i])) ^ salt) & mask
+                back = here - heads[bucket]
+                links[slot] = back if back < size and back < here else 0
+                heads[bucket] = here
+            else:
                 links[slot] = 0
-                continue
-            bucket = (hash(before[-n:]) ^ salt) & mask
-            back = at + 1 - heads[bucket]
-            links[slot] = back if back < self.size and back <= at else 0
-            heads[bucket] = at + 1
+            at = here
+
+    def latest(self, ending: list[int], salt: int) -> list[tuple[int, int, memoryview]]:
+        """Chains to walk for a text that ends like this: shortest match, latest place (or -1), distances."""
+        (heads, links), (ones, backs) = self.long, self.short
+        one = (1, ones[(ending[-1] * _SPREAD ^ salt) & self.mask] - 1, backs)
+        if len(ending) < _MANY:
+            return [one]
+        return [(_MANY, heads[(hash(tuple(ending[-_MANY:])) ^ salt) & self.mask] - 1, links), one]
 
 
 class Own:
@@ -78,9 +96,7 @@ class Own:
         self.tokens = tokens
         if len(tokens) > self.places.size:
             self.places, self.end = Places(2 * len(tokens)), 0
-        put, longest = self.places.put, _ORDERS[0]
-        for at in range(max(self.end, 1), len(tokens)):
-            put(at, tuple(tokens[max(0, at - longest) : at]))
+        self.places.put(tokens, self.end, self.end)
         self.end = len(tokens)
 
     def read(self, at: int, count: int) -> list[int]:
@@ -97,22 +113,18 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.places, self.end, self.size = Places(size), 0, size
-        self.tokens = memoryview(np.zeros(size, np.int32))  # type: ignore[arg-type]
-        self.owner = memoryview(np.zeros(size, np.int64))  # type: ignore[arg-type]
-
-    @property
-    def bytes(self) -> int:
-        return self.places.bytes + self.tokens.nbytes + self.owner.nbytes
+        tokens, owner = np.zeros(size, np.int32), np.zeros(size, np.int64)
+        self.tokens, self.owner = memoryview(tokens), memoryview(owner)  # type: ignore[arg-type]
+        self.bytes = self.places.bytes + tokens.nbytes + owner.nbytes
 
     def add(self, text: list[int], salt: int) -> None:
         """Take in a finished text (its last `size` tokens), forgetting the oldest ones."""
-        text = text[-(self.size - 1) :]
-        at, size, longest = self.end, self.size, _ORDERS[0]
-        for i, token in enumerate([*text, _END]):
-            slot = (at + i) % size
+        text = [*text[-(self.size - 1) :], _END]
+        for i, token in enumerate(text):
+            slot = (self.end + i) % self.size
             self.tokens[slot], self.owner[slot] = token, salt
-            self.places.put(at + i, tuple(text[max(0, i - longest) : i]) if token != _END else (), salt)
-        self.end = at + len(text) + 1
+        self.places.put(text, 0, self.end, salt)
+        self.end += len(text)
 
     def read(self, at: int, count: int) -> list[int]:
         """Up to `count` tokens from a place on that are still there."""
@@ -124,7 +136,8 @@ class Shared:
         return found
 
     def belongs(self, at: int, salt: int) -> bool:
-        return at >= 0 and self.owner[at % self.size] == salt
+        slot = at % self.size
+        return self.owner[slot] == salt and self.tokens[slot] != _END
 
 
 @dataclass(slots=True)
@@ -134,108 +147,109 @@ class Matches:
     store: Own | Shared
     salt: int = 0
     found: dict[int, int] = field(default_factory=dict)
+    longest: int = 0
 
-    def advance(self, tokens: list[int], fresh: int) -> None:
-        """Follow the text, of which the last `fresh` tokens are new, and look for more matches unless one is long already."""
-        store, kept = self.store, dict[int, int]()
-        if self.found:
-            tail = tokens[-fresh:] if fresh else []
-            oldest = store.end - store.places.size
+    def advance(self, tokens: list[int], fresh: int, most: int) -> None:
+        """Follow the text, of which the last `fresh` tokens are new, and look for more matches, `most` in all, unless one is long
+        already."""
+        if self.found and fresh:
+            store, kept, tail = self.store, dict[int, int](), tokens[-fresh:]
+            end, oldest = store.end, store.end - store.places.size
             for at, length in self.found.items():
-                if at + fresh < store.end and at - length >= oldest and (not fresh or store.read(at, fresh) == tail):
-                    kept[at + fresh] = min(length + fresh, _LONGEST)
-        self.found = kept
-        if not kept or max(kept.values()) < _ORDERS[0]:
-            self._search(tokens)
+                if at + fresh < end and at - length >= oldest and store.read(at, fresh) == tail:
+                    kept[at + fresh] = length + fresh if length + fresh < _LONGEST else _LONGEST
+            self.found = kept
+        self.longest = max(self.found.values()) if self.found else 0
+        if self.longest < _LONG:
+            self._search(tokens, most)
 
-    def _search(self, tokens: list[int]) -> None:
-        places, found = self.store.places, self.found
-        oldest, ending = self.store.end - places.size, tuple(tokens[-_ORDERS[0] :])
-        for n, heads, links in places.tables:
-            if len(ending) < n:
-                continue
-            at = heads[(hash(ending[-n:]) ^ self.salt) & places.mask] - 1
-            for _ in range(_MATCHES):
-                if at < 0 or at < oldest:
+    def _search(self, tokens: list[int], most: int) -> None:
+        places, found, salt = self.store.places, self.found, self.salt
+        oldest, tail = max(0, self.store.end - places.size), tokens[-_LONGEST:]
+        for least, at, links in places.latest(tail, salt):
+            for _ in range(most):
+                if at < oldest:
                     break
-                if at not in found and self.store.belongs(at, self.salt):
-                    length = self._common(at, tokens, oldest)
-                    if length >= n:
+                if at not in found and self.store.belongs(at, salt):
+                    length = self._common(at, tail, oldest)
+                    if length >= least:
                         found[at] = length
+                        if length > self.longest:
+                            self.longest = length
                 back = links[at % places.size]
-                at = at - back if back else -1
-            if len(found) >= _MATCHES:
+                if not back:
+                    break
+                at -= back
+            if len(found) >= most:
                 break
 
-    def _common(self, at: int, tokens: list[int], oldest: int) -> int:
-        """How many tokens before a place are those at the end of the text."""
-        most = min(_LONGEST, len(tokens), at - max(oldest, 0))
-        before, tail = self.store.read(at - most, most), tokens[-most:] if most else []
-        if before == tail:
-            return most
-        for i in range(1, most + 1):
+    def _common(self, at: int, tail: list[int], oldest: int) -> int:
+        """How many tokens before a place are those of `tail`, from its end."""
+        few = min(_MANY, len(tail), at - oldest)
+        before = self.store.read(at - few, few)
+        for i in range(1, few + 1):
             if before[-i] != tail[-i]:
                 return i - 1
-        return most
+        most = min(len(tail), at - oldest)
+        before = self.store.read(at - most, most)
+        return next((i for i in range(few, most) if before[-1 - i] != tail[-1 - i]), most)
 
-    def best(self) -> list[tuple[int, int]]:
-        """`(length, place)`, longest first, then latest; what exceeds `_MATCHES` is dropped for good."""
-        ranked = sorted(((length, at) for at, length in self.found.items()), reverse=True)
-        if len(ranked) > _MATCHES:
-            ranked = ranked[:_MATCHES]
+    def best(self, most: int) -> list[tuple[int, int]]:
+        """`(length, place)`, longest first, then latest; what exceeds `most` is dropped for good."""
+        ranked = [(length, at) for at, length in self.found.items()]
+        if len(ranked) > 1:
+            ranked.sort(reverse=True)
+        if len(ranked) > most:
+            ranked = ranked[:most]
             self.found = {at: length for length, at in ranked}
         return ranked
 
 
-def voices(matches: Matches, depth: int, factor: float) -> Voices:
+def voices(matches: Matches, depth: int, factor: float, most: int) -> Voices:
     """What each match vouches for: up to `depth` tokens, at most `factor` times its length, at least one. A match near the end of
     its own text repeats its period."""
     store, out = matches.store, Voices()
-    for length, at in matches.best():
-        count = max(1, min(depth, int(factor * length)))
-        tokens = store.read(at, count)
-        if isinstance(store, Own):
-            period = len(tokens)
-            while len(tokens) < count:
-                tokens.append(tokens[len(tokens) - period])
-        elif _END in tokens:
-            tokens = tokens[: tokens.index(_END)]
+    ring, read = isinstance(store, Shared), store.read
+    for length, at in matches.best(most):
+        count = int(factor * length)
+        count = depth if count > depth else count or 1
+        tokens = read(at, count)
+        if ring and _END in tokens:
+            del tokens[tokens.index(_END) :]
+        elif not ring and len(tokens) < count:
+            tokens = (tokens * (count // len(tokens) + 1))[:count]
         if tokens:
             out.append((length, tokens))
     return out
 
 
-def chain(speakers: Voices, depth: int, floor: float) -> tuple[list[int], float]:
+def chain(speakers: Voices, floor: float) -> tuple[list[int], float]:
     """The path that has most votes at each step, and how many of its tokens are expected to be right."""
-    total = sum(length for length, _ in speakers)
-    path, hope = list[int](), 0.0
-    while len(path) < depth and speakers:
-        i = len(path)
-        if len(speakers) == 1:
-            length, tokens = speakers[0]
-            if length >= floor * total:
-                rest = tokens[i:depth]
-                path += rest
-                hope += len(rest) * length / total
-            break
-        votes = dict[int, int]()
+    total = 0
+    for length, _ in speakers:
+        total += length
+    path, hope, least = list[int](), 0.0, floor * total
+    while len(speakers) > 1:
+        i, votes, most, token = len(path), dict[int, int](), 0, 0
         for length, tokens in speakers:
-            if i < len(tokens):
-                votes[tokens[i]] = votes.get(tokens[i], 0) + length
-        if not votes:
-            break
-        token = max(votes, key=votes.__getitem__)
-        if votes[token] < floor * total:
-            break
+            vote = votes[tokens[i]] = votes.get(tokens[i], 0) + length
+            if vote > most:
+                most, token = vote, tokens[i]
+        if most < least:
+            return path, hope / total
         path.append(token)
-        hope += votes[token] / total
-        speakers = [(w, t) for w, t in speakers if i < len(t) and t[i] == token]
-    return path, hope
+        hope += most
+        speakers = [voice for voice in speakers if len(voice[1]) > i + 1 and voice[1][i] == token]
+    for length, tokens in speakers:
+        if length >= least:
+            hope += length * (len(tokens) - len(path))
+            path += tokens[len(path) :]
+    return path, hope / total if total else 0.0
 
 
 def tree(speakers: Voices, width: int, nodes: int, floor: float) -> tuple[Nodes, float]:
-    """The likeliest `nodes` nodes, at most `width` under one parent, parents first; and how many tokens of them are expected to be
-    right."""
+    """The likeliest `nodes` nodes, at most `width` under one parent, parents first; and how many tokens of them are expected to
+    be right."""
     total = sum(length for length, _ in speakers)
     index, votes = dict[tuple[int, int], int](), list[int]()
     for length, tokens in speakers:
@@ -276,8 +290,8 @@ class Suffix(Drafter):
     @dataclass(frozen=True, slots=True)
     class Config:
         """`depth`: most tokens guessed; `factor`: tokens guessed per matching token; `floor`: estimated chance of a path below
-        which guessing stops; `width`: guesses kept under one node (1: a chain). `global_tokens`: tokens of finished texts kept, the
-        oldest go first (0: none); `prompts`: keep their prompts, too; `isolate`: a text drafts only for its own group."""
+        which guessing stops; `width`: guesses kept under one node (1: a chain). `global_tokens`: tokens of finished texts kept,
+        the oldest go first (0: none); `prompts`: keep their prompts, too; `isolate`: a text drafts only for its own group."""
 
         depth: int = 16
         factor: float = 1.5
@@ -297,11 +311,11 @@ class Suffix(Drafter):
         self._device = start.device
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
-        if self.config.width == 1:
-            chains = [self._chain(r, depth) if depth else [] for r, depth in zip(batch.requests, budget.depth, strict=True)]
-            return Proposal.chains(chains, self._device)
+        most = max(_FEW, min(_MATCHES, _CROWD // max(1, sum(n > 0 for n in budget.nodes))))
         limits = zip(batch.requests, budget.depth, budget.nodes, strict=True)
-        return Proposal.trees([self._tree(r, depth, nodes) if depth else [] for r, depth, nodes in limits], self._device)
+        if self.config.width == 1:
+            return Proposal.chains([self._chain(r, depth, most) if depth else [] for r, depth, _ in limits], self._device)
+        return Proposal.trees([self._tree(r, depth, n, most) if depth else [] for r, depth, n in limits], self._device)
 
     def expected(self, request: Request) -> float:
         """How many tokens of the last guess for `request` were expected to be accepted."""
@@ -314,34 +328,38 @@ class Suffix(Drafter):
             return
         self.shared.add(request.tokens if self.config.prompts else request.output, self._group(request))
 
-    def _chain(self, request: Request, depth: int) -> list[int]:
-        reader = self._read(request)
-        path, reader.hope = chain(self._voices(reader, depth), depth, self.config.floor)
+    def _chain(self, request: Request, depth: int, most: int) -> list[int]:
+        reader = self._read(request, most)
+        path, reader.hope = chain(self._voices(reader, depth, most), self.config.floor)
         return path
 
-    def _tree(self, request: Request, depth: int, nodes: int) -> Nodes:
-        reader = self._read(request)
-        found, reader.hope = tree(self._voices(reader, depth), self.config.width, nodes, self.config.floor)
+    def _tree(self, request: Request, depth: int, nodes: int, most: int) -> Nodes:
+        reader = self._read(request, most)
+        found, reader.hope = tree(self._voices(reader, depth, most), self.config.width, nodes, self.config.floor)
         return found
 
-    def _voices(self, reader: Reader, depth: int) -> Voices:
-        heard = voices(reader.near, depth, self.config.factor) if reader.near.found else []
+    def _voices(self, reader: Reader, depth: int, most: int) -> Voices:
+        heard = voices(reader.near, depth, self.config.factor, most) if reader.near.found else []
         if reader.far is not None and reader.far.found:
-            heard += voices(reader.far, depth, self.config.factor)
+            heard += voices(reader.far, depth, self.config.factor, most)
+            heard.sort(key=lambda v: -v[0])  # stable: the request's own text first
         return heard
 
-    def _read(self, request: Request) -> Reader:
+    def _read(self, request: Request, most: int) -> Reader:
         """What is known of a request, brought up to its last token."""
         reader, tokens = self._readers.get(request.id), request.tokens
-        if reader is None:
+        if reader is None or len(tokens) < reader.length:
             own = Own(tokens)
             far = None if self.shared is None else Matches(self.shared, self._group(request))
             reader = self._readers[request.id] = Reader(own, Matches(own), far)
         fresh = len(tokens) - reader.length
         reader.own.extend(tokens)
-        reader.near.advance(tokens, fresh)
+        reader.near.advance(tokens, fresh, most)
         if reader.far is not None and reader.far.store.end:
-            reader.far.advance(tokens, fresh)
+            if reader.near.longest < (_LONG if most > 1 else _MANY):
+                reader.far.advance(tokens, fresh, most)
+            else:
+                reader.far.found = {}
         reader.length = len(tokens)
         return reader
 
