@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from outrider import registry
+from outrider.drafters.hybrid import Hybrid
 from outrider.protocols import Drafter
 
 from .. import probes, tiny
+from ..probes import Prober
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Answers = Mapping[tuple[int, ...], Sequence[int]]
@@ -37,7 +39,25 @@ def registered() -> dict[str, Maker]:
     return makers
 
 
+def _hybrid(answers: Answers, merge: bool) -> Drafter:
+    """Members of every kind: lookup, a model with memory, features and logits, KV in the pool, trees."""
+    parts = [
+        registry.parse("suffix:factor=3"),
+        probes.Replay(answers, depth=3, spoil=0.4),
+        tiny.draft_model(2, depth=3, width=2),
+        probes.Reader(),
+    ]
+    return Hybrid.of(parts, merge)
+
+
 SPECIAL: dict[str, dict[str, Maker]] = {
+    "hybrid": {
+        "hybrid": _named("hybrid"),
+        "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
+        "hybrid:all": lambda answers: _hybrid(answers, False),
+        "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
+    },
     "suffix": {
         "suffix": _named("suffix"),
         "suffix:width=3": _named("suffix:width=3,depth=4,factor=3,floor=0,prompts=true"),
