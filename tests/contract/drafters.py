@@ -58,6 +58,11 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "hybrid:all,merge": lambda answers: _hybrid(answers, True),
         "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
     },
+    "lookahead": {
+        "lookahead": _named("lookahead"),
+        "lookahead:small": _named("lookahead:window=1,ngram=2,guesses=1"),
+        "lookahead:wide": _named("lookahead:window=3,ngram=5,guesses=3"),
+    },
     "suffix": {
         "suffix": _named("suffix"),
         "suffix:width=3": _named("suffix:width=3,depth=4,factor=3,floor=0,prompts=true"),
