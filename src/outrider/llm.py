@@ -82,7 +82,7 @@ class LLM:
         accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
         needs, sinks = self._target.needs, self.engine.sinks
         try:
-            engine = self._engine(drafter, start_for(self._target, drafter, self.name, self.tokenizer.vocab), accept_rule)
+            engine = self._engine(drafter, start_for(self._target, drafter, self.name, self.tokenizer), accept_rule)
         except Exception:
             self._target.needs = needs  # the old drafter stays
             raise

@@ -134,7 +134,7 @@ class TargetView(Protocol):
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
-    token strings to ids, where the tokenizer is known."""
+    token strings to ids, where the `tokenizer` is known."""
 
     name: str
     vocab_size: int
@@ -145,6 +145,7 @@ class Start:
     vocab: Mapping[str, int] | None = None
     view: TargetView | None = None
     pool: PoolView | None = None
+    tokenizer: Tokenizer | None = None
 
 
 class Target(Protocol):
