@@ -168,7 +168,17 @@ def test_auto_says_what_it_picked(model: str) -> None:
 def test_a_draft_with_another_vocabulary(model: str) -> None:
     other = str(Path(model).with_name("shuffled.gguf"))
     with pytest.raises(DrafterMismatch, match=r"shuffled\.gguf .*tiny\.gguf .*do not share a tokenizer.*--draft ngram"):
-        load(model, draft=f"draft_model:path={other}")
+        load(model, draft=f"draft_model:path={other},match=same")
+
+
+@pytest.mark.parametrize("match", ["auto", "ids", "text"])
+def test_a_draft_with_another_vocabulary_is_translated(llm: LLM, model: str, match: str) -> None:
+    other = str(Path(model).with_name("shuffled.gguf"))
+    want = [r.token_ids for r in llm.generate(PROMPTS, PARAMS)]
+    translated = load(model, draft=f"draft_model:path={other},match={match}")
+    results = translated.generate(PROMPTS, PARAMS)
+    assert [r.token_ids for r in results] == want
+    assert translated.drafter_name == "draft_model" and sum(r.stats.drafted for r in results) > 0
 
 
 def test_the_target_as_its_own_draft(llm: LLM, model: str) -> None:

@@ -100,7 +100,7 @@ class LLM:
         controllers.check(control or kept)
         self.control = control or kept
         try:
-            start = start_for(self._target, drafter, self.name, self.tokenizer.vocab)
+            start = start_for(self._target, drafter, self.name, self.tokenizer)
             engine = self._engine(drafter, start, accept_rule)
         except Exception:
             self._target.needs, self.control = needs, kept  # the old drafter stays

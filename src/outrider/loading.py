@@ -78,7 +78,7 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     cache = make_cache(setup, decoder, max_len, drafter)
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = make_target(decoder, cache, sampler, max_len, setup.invariant)
-    return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer.vocab))
+    return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer))
 
 
 def make_decoder(model: PreTrainedModel, name: str, invariant: bool, progress: Callable[[str], None]) -> Decoder:
@@ -106,7 +106,7 @@ def check(setup: Setup) -> None:
         raise BadInput(f"kv_tokens must be at least {2 * BLOCK}, got {setup.kv_tokens}; leave it unset to have it sized")
 
 
-def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str, int] | None) -> Start:
+def start_for(target: ModelTarget, drafter: Drafter, name: str, tokenizer: TextTokenizer | None) -> Start:
     """What `drafter` is given, with just what it declared it needs."""
     needs = drafter.needs
     _check_features(needs.features, target, drafter.name)
@@ -119,11 +119,12 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, vocab: dict[str,
         target.device,
         target.decoder.dtype,
         sampler,
-        vocab,
+        None if tokenizer is None else tokenizer.vocab,
         View(target, sampler) if needs.target else None,
         target.cache.attach(needs.kv) if needs.kv is not None else None,
         target.cache.capacity,
         target.cache.block_size,
+        tokenizer,
     )
 
 

@@ -146,7 +146,7 @@ class TargetView(Protocol):
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
-    token strings to ids, where the tokenizer is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
+    token strings to ids, where the `tokenizer` is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
     `kv_block`."""
 
     name: str
@@ -160,6 +160,7 @@ class Start:
     pool: PoolView | None = None
     kv_tokens: int = 0
     kv_block: int = 64
+    tokenizer: Tokenizer | None = None
 
 
 class Target(Protocol):

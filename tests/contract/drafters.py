@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from outrider import registry
+from outrider.drafters import translate
+from outrider.drafters.hybrid import Hybrid
 from outrider.protocols import Drafter
 
-from .. import probes, tiny
+from .. import probes, tiny, tongues
+from ..probes import Prober
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Answers = Mapping[tuple[int, ...], Sequence[int]]
@@ -37,11 +41,57 @@ def registered() -> dict[str, Maker]:
     return makers
 
 
+def _hybrid(answers: Answers, merge: bool) -> Drafter:
+    """Members of every kind: lookup, a model with memory, features and logits, KV in the pool, trees."""
+    parts = [
+        registry.parse("suffix:factor=3"),
+        probes.Replay(answers, depth=3, spoil=0.4),
+        tiny.draft_model(2, depth=3, width=2),
+        probes.Reader(),
+    ]
+    return Hybrid.of(parts, merge)
+
+
+def _pairs(match: str) -> Drafter:
+    """A draft whose tokens are mostly other ones; its tokenizer knows letters only, so its word is taken for it."""
+    made = tongues.draft(tiny.decoder_first("llama", 2), tongues.pairs(24), depth=4, match="ids")
+    if match == "text":
+        bind = made.bind
+
+        def bound(decoder: Any, start: Any, tokenizer: Any = None) -> None:
+            bind(decoder, start, tokenizer)
+            made.bridge = translate.ByText(tokenizer, start)
+            made.sampler, made.width = made.bridge.sampler, 1
+
+        made.bind = bound  # type: ignore[method-assign]
+    return made
+
+
 SPECIAL: dict[str, dict[str, Maker]] = {
+    "hybrid": {
+        "hybrid": _named("hybrid"),
+        "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
+        "hybrid:all": lambda answers: _hybrid(answers, False),
+        "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
+    },
+    "lookahead": {
+        "lookahead": _named("lookahead"),
+        "lookahead:small": _named("lookahead:window=1,ngram=2,guesses=1"),
+        "lookahead:wide": _named("lookahead:window=3,ngram=5,guesses=3"),
+    },
+    "suffix": {
+        "suffix": _named("suffix"),
+        "suffix:width=3": _named("suffix:width=3,depth=4,factor=3,floor=0,prompts=true"),
+    },
     "draft_model": {
         "draft_model": lambda answers: tiny.draft_model(2),
         "draft_model:width=3": lambda answers: tiny.draft_model(2, depth=3, width=3),
         "draft_model:padded": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB + 16),
+        "draft_model:ids": lambda answers: tongues.foreign(2, depth=3),
+        "draft_model:ids,width=2": lambda answers: tongues.foreign(2, depth=3, width=2, match="ids"),
+        "draft_model:pairs": lambda answers: _pairs("ids"),
+        "draft_model:pairs,text": lambda answers: _pairs("text"),
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
     },
 }

@@ -195,7 +195,8 @@ def drafter_findings(llm: LLM, draft: str) -> Iterator[Finding]:
         share = parameters(own.model) / max(1, parameters(target.model))
         note = "a draft should be a fraction of the model, or drafting takes as long as writing" if share > 0.5 else None
         yield Finding("drafter", "size", f"{share:.0%} of the model", note=note)
-        yield Finding("drafter", "vocabulary", f"matches the model's ({own.vocab_size:,} and {target.vocab_size:,} ids)")
+        how = "matches the model's" if getattr(drafter, "bridge", None) is None else "is translated to the model's"
+        yield Finding("drafter", "vocabulary", f"{how} ({own.vocab_size:,} and {target.vocab_size:,} ids)")
 
 
 def parameters(model: Any) -> int:

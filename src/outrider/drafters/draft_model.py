@@ -1,10 +1,10 @@
 """A small causal LM drafts for a large one (Leviathan et al. 2023; Chen et al. 2023), chains or trees.
 
-Any model with the target's tokenizer will do; vocabularies may be padded to different sizes. It runs over its own KV cache, and
-its choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at any temperature; under the
-classical rules they are draws from its own processed distribution, which the proposal then carries. The cache's
-rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full acceptance (the
-last guess was never fed), and catches up after any number of idle rounds.
+Any model will do; vocabularies may be padded to different sizes, and another tokenizer's are translated (`translate.py`). It runs
+over its own KV cache, and its choices use the target's processors and noise (Gumbel coupling), so that acceptance stays high at
+any temperature; under the classical rules they are draws from its own processed distribution, which the proposal then carries.
+The cache's rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full
+acceptance (the last guess was never fed), and catches up after any number of idle rounds.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ..models.layout import Layout
 from ..protocols import Drafter, Start
 from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
+from . import translate
 
 _CHUNK = 512
 _LEAST = 64
@@ -46,14 +47,16 @@ class DraftModel(Drafter):
     @dataclass(frozen=True, slots=True)
     class Config:
         """`path`: directory, GGUF file, hub id or embedded name. `layers`: keep only the first so many decoder layers (0: all).
-        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in all (0: for
-        as many as the target has, if there is room)."""
+        `depth`: levels guessed; `width`: guesses kept per level (1: a chain). `tokens`: KV memory, in all (0: for as many as the
+        target has, if there is room). `match`: how a draft of another tokenizer is understood: `ids` (tokens that both have),
+        `text`, `auto` (what fits), `same` (not at all)."""
 
         path: str
         layers: int = 0
         depth: int = 5
         width: int = 1
         tokens: int = 0
+        match: str = "auto"
 
     def __init__(self, config: Config) -> None:
         for name, low in (("layers", 0), ("depth", 1), ("width", 1)):
@@ -63,16 +66,20 @@ class DraftModel(Drafter):
             raise BadInput(f"draft_model needs tokens >= {_LEAST}, or 0 for as many as the target's, got {config.tokens}")
         self.config, self.depth, self.nodes = config, config.depth, config.depth * config.width
         self._memory: dict[int, Memory] = {}
+        self.bridge: translate.Bridge | None = None
 
     def start(self, start: Start) -> None:
-        """Load the draft and make its cache. Raises `DrafterMismatch` when its vocabulary is another's."""
+        """Load the draft and make its cache. Raises `DrafterMismatch` when it cannot be understood."""
         loaded = weights.load(weights.resolve(self.config.path), dtype=start.dtype, device=str(start.device))
         self.bind(Decoder(truncate(loaded.model, self.config.layers, loaded.name), loaded.name), start, loaded.tokenizer)
 
     def bind(self, decoder: Decoder, start: Start, tokenizer: object = None) -> None:
         """Use an already loaded decoder."""
-        check_vocabulary(decoder, tokenizer, start)
-        self.decoder, self.sampler, self.vocab = decoder, start.sampler, start.vocab_size
+        self.bridge = check_vocabulary(decoder, tokenizer, start, self.config.match)
+        self.decoder, self.sampler, self.vocab, self.width = decoder, start.sampler, start.vocab_size, self.config.width
+        if self.bridge is not None:
+            self.sampler, self.vocab = self.bridge.sampler, decoder.vocab_size
+            self.width = 1 if self.bridge.chains else self.width
         block = start.kv_block
         blocks = self._tokens(decoder, start) // block + 1
         self.cache = PagedCache(decoder.layers, blocks, block, dtype=decoder.dtype, device=decoder.device)
@@ -91,14 +98,25 @@ class DraftModel(Drafter):
         return self.config.tokens or min(start.kv_tokens, int(free_memory(decoder.device) * _SHARE) // each)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        """Guesses, if need be in translation."""
+        if self.bridge is None:
+            return self._draft(batch, budget)
+        shadows = self.bridge.shadow(batch, budget)
+        for request, nodes in zip(shadows.requests, budget.nodes, strict=True):
+            memory = self._memory.get(request.id)
+            if memory is not None and nodes and self.bridge.kept(request) < memory.computed:
+                memory.computed, memory.ran = self.bridge.kept(request), []
+        return self.bridge.back(batch, self._draft(shadows, budget), budget)
+
+    def _draft(self, batch: Batch, budget: Budget) -> Proposal:
         """Level by level: each pass feeds the newest nodes, the first one also all known tokens without KV."""
         chosen = [b for b in range(len(batch)) if budget.nodes[b] and self._ready(batch.requests[b], budget.nodes[b])]
         device = self.decoder.device
         if not chosen:
             return Proposal.empty(len(batch), device)
         sub, computed = self._catch_up(batch, chosen)
-        forest = Forest(len(sub), self.config.width, [r.sampled for r in sub.requests])
-        limits = [min(budget.nodes[b], self.config.width * budget.depth[b]) for b in chosen]
+        forest = Forest(len(sub), self.width, [r.sampled for r in sub.requests])
+        limits = [min(budget.nodes[b], self.width * budget.depth[b]) for b in chosen]
         for level in range(max(budget.depth[b] for b in chosen)):
             nodes, fed = forest.proposal(device), [len(t) for t in forest.trees]
             out = self._run(sub, nodes, [f + 1 for f in forest.fed] if level else 0, computed)
@@ -114,8 +132,11 @@ class DraftModel(Drafter):
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Bring a tree's accepted path into line, as far as its nodes were fed."""
+        known = batch if self.bridge is None else self.bridge.seen(batch)
+        if known is None:
+            return
         paths = verdict.path.tolist()
-        for b, request in enumerate(batch.requests):
+        for b, request in enumerate(known.requests):
             memory = self._memory.get(request.id)
             if memory is None or not memory.ran or memory.computed != len(request.tokens):
                 continue
@@ -131,12 +152,15 @@ class DraftModel(Drafter):
         if memory is not None:
             self.cache.publish(request, min(memory.computed, len(request.tokens)))
             self.cache.release(request)
+        if self.bridge is not None:
+            self.bridge.release(request)
 
     def _ready(self, request: Request, nodes: int) -> bool:
         """Whether the request fits the draft: its context and its cache. If not, it gets no guesses, and nothing else happens."""
         length = len(request.tokens) + nodes
         if length > self.decoder.max_len:
-            self.release(request)
+            self.cache.release(request)
+            self._memory.pop(request.id, None)
             return False
         new = request.id not in self._memory
         if new:
@@ -194,11 +218,11 @@ class DraftModel(Drafter):
         if out.logits is None or out.slots is None:
             return False
         slot = out.rows.slot[out.rows.slot >= 0]
-        if self.config.width == 1:
+        if self.width == 1:
             tokens = self.sampler.choose(out.logits, out.slots)[:, None]
             gain = torch.zeros(tokens.shape, device=tokens.device)
         else:
-            best = self.sampler.scores(out.logits, out.slots).topk(self.config.width)
+            best = self.sampler.scores(out.logits, out.slots).topk(self.width)
             tokens, gain = best.indices, best.values - best.values[:, :1]
         return forest.grow(out.slots.request.tolist(), (slot - 1).tolist(), tokens.tolist(), gain.tolist(), rooms)
 
@@ -257,15 +281,23 @@ def _fit(logits: Tensor, vocab: int) -> Tensor:
     return torch.nn.functional.pad(logits, (0, vocab - have), value=float("-inf"))
 
 
-def check_vocabulary(decoder: Decoder, tokenizer: object, start: Start) -> None:
-    """Raise `DrafterMismatch` unless ids mean the same in both models; padding at the end may differ."""
+def check_vocabulary(decoder: Decoder, tokenizer: object, start: Start, match: str = "same") -> translate.Bridge | None:
+    """None if ids mean the same in both models (padding at the end may differ), else what translates, as `match` says. Raises
+    `DrafterMismatch` if nothing does."""
     theirs, ours = getattr(tokenizer, "vocab", None), start.vocab
+    if match == "text":
+        return translate.bridge(match, decoder.name, decoder.vocab_size, tokenizer, start)
+    if match not in ("same", *translate.MATCHES):
+        raise BadInput(f"draft_model: match must be auto, ids, text or same, got {match!r}")
     if theirs is None or ours is None:
-        return
+        return None
     differing = [t for t, i in ours.items() if theirs.get(t, i) != i]
     shared = sum(1 for t, i in ours.items() if theirs.get(t) == i)
-    if differing or shared < 0.9 * min(len(ours), len(theirs)):
-        raise DrafterMismatch(
-            f"the draft model {decoder.name} (vocabulary {len(theirs)}) and the target {start.name} (vocabulary {len(ours)}) "
-            "do not share a tokenizer; use a draft of the same family, or --draft ngram, which needs no model"
-        )
+    if not differing and shared >= 0.9 * min(len(ours), len(theirs)):
+        return None
+    if match != "same":
+        return translate.bridge(match, decoder.name, decoder.vocab_size, tokenizer, start)
+    raise DrafterMismatch(
+        f"the draft model {decoder.name} (vocabulary {len(theirs)}) and the target {start.name} (vocabulary {len(ours)}) "
+        "do not share a tokenizer; use a draft of the same family, or --draft ngram, which needs no model"
+    )

@@ -1,0 +1,345 @@
+"""Several drafters: the cheap one first, the next one where it pays; or all of them, merged into one tree.
+
+**Cascade.** Members are asked in order. For every request the guess at hand is worth the tokens it is expected to bring, by what
+the member itself expects (if it has a method `expected`) or by the length of its guess, corrected by the share that came true
+recently; the next member is worth what it brought when it was asked. It is asked if tokens per second gain by it,
+(1 + next) / (pass + spent + cost) > (1 + now) / (pass + spent), all times measured here, and the better guess is taken. (Oliaro
+et al. 2024 put lookup before a model by a fixed threshold of its score; Chen et al. 2024 cascade models.) Under the classical
+rules costs count as nothing, so that the text does not depend on a clock, and nothing decides but what was before the draft.
+
+**Merge.** All members guess, equal paths become one node; the first member to offer a node owns it. Draft probabilities do not
+survive that (which distribution drew a merged node?): under the classical rules its guesses then count as certain ones.
+
+A member that crashes is switched off alone. `Proposal.source` is the member's number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from .. import registry, tree
+from ..errors import BadInput, OutriderError, OutriderWarning
+from ..protocols import Drafter, Needs, Start
+from ..registry import register
+from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
+from . import _joint
+
+_DECAY = 0.9
+"""How much of what was counted is left after a round."""
+_PRIOR = 4.0
+"""Weight of what is believed of a member before anything was seen, in guesses."""
+_EXPLORE = 64
+"""Rounds after which all members are asked once, to measure them anew."""
+_PATIENCE = 3
+"""Unsound proposals before a member is switched off."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What one member did for one request, lately: tokens it promised, tokens accepted, times it was asked."""
+
+    promised: float = 0.0
+    accepted: float = 0.0
+    asked: float = 0.0
+    promise: float = 0.0
+
+    def count(self, accepted: int) -> None:
+        """Book a round in which the member was asked."""
+        self.promised = self.promised * _DECAY + self.promise
+        self.accepted = self.accepted * _DECAY + accepted
+        self.asked = self.asked * _DECAY + 1
+
+    def fade(self) -> None:
+        """A round without it: belief returns to the prior."""
+        self.promised, self.accepted, self.asked = self.promised * _DECAY, self.accepted * _DECAY, self.asked * _DECAY
+
+
+class Clock:
+    """The middle one of the last seven durations; 0 before there is one."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=7)
+
+    def add(self, seconds: float) -> None:
+        self._last.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        return sorted(self._last)[len(self._last) // 2] if self._last else 0.0
+
+
+class Member:
+    """A drafter with its number, its records, and what it takes."""
+
+    def __init__(self, drafter: Drafter, index: int) -> None:
+        self.drafter, self.index = drafter, index
+        self.clock, self.records = Clock(), dict[int, Record]()
+        self.reason: str | None = None
+        self.strikes = 0
+        own = getattr(drafter, "expected", None)
+        self.expected: Callable[[Request], float] | None = own if callable(own) else None
+
+    def record(self, request: Request) -> Record:
+        return self.records.setdefault(request.id, Record())
+
+    def worth(self, request: Request) -> float:
+        """Tokens its guess at hand is expected to bring."""
+        record, prior = self.record(request), 0.5 if self.expected is None else 1.0
+        return record.promise * (record.accepted + _PRIOR * prior) / (record.promised + _PRIOR)
+
+    def outlook(self, request: Request) -> float:
+        """Tokens it is expected to bring if asked; half its depth before it ever was."""
+        record = self.record(request)
+        return (record.accepted + self.drafter.depth / 2) / (record.asked + 1)
+
+    def budget(self, batch: Batch, budget: Budget, asked: Sequence[bool], used: Sequence[int]) -> Budget:
+        """What it may spend: its own depth (or the one the request names) and nodes, of those that are not `used`."""
+        depths, nodes = [], []
+        for b, request in enumerate(batch.requests):
+            room = budget.nodes[b] - used[b] if asked[b] else 0
+            wish = self.drafter.depth if request.params.depth is None else request.params.depth
+            depth = max(0, min(budget.depth[b], wish, room))
+            depths.append(depth)
+            nodes.append(min(room, max(self.drafter.nodes, depth)) if depth else 0)
+        return Budget(tuple(depths), tuple(nodes))
+
+
+def members(text: str) -> list[str]:
+    """Specs from `NAME+NAME(key=value;key=value)+...`. Raises `BadInput` for what cannot be read."""
+    parts, level, start = list[str](), 0, 0
+    for i, sign in enumerate(text + "+"):
+        level += (sign == "(") - (sign == ")")
+        if level < 0 or (level and i == len(text)):
+            raise BadInput(f"hybrid: the parentheses in members={text!r} do not match")
+        if sign == "+" and not level:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    if not all(parts):
+        raise BadInput(f"hybrid: an empty name in members={text!r}; write members=NAME+NAME(key=value;key=value)")
+    return [_spec(part) for part in parts]
+
+
+def _spec(part: str) -> str:
+    name, bracket, rest = part.partition("(")
+    if not bracket:
+        return part
+    if not rest.endswith(")") or not name.strip():
+        raise BadInput(f"hybrid: cannot read {part!r}; write NAME(key=value;key=value)")
+    options, level = "", 0
+    for sign in rest[:-1]:
+        level += (sign == "(") - (sign == ")")
+        options += "," if sign == ";" and not level else sign
+    return f"{name.strip()}:{options}"
+
+
+@register("hybrid")
+class Hybrid(Drafter):
+    """A cascade of drafters, or their guesses in one tree."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`members`: drafters from the cheapest to the dearest, as NAME+NAME(key=value;key=value); `merge`: ask all and merge
+        their guesses into one tree, instead of one after the other."""
+
+        members: str = "suffix+ngram"
+        merge: bool = False
+
+    def __init__(self, config: Config) -> None:
+        self._join([registry.parse(spec) for spec in members(config.members)], config.merge)
+
+    @classmethod
+    def of(cls, drafters: Sequence[Drafter], merge: bool = False) -> Hybrid:
+        """A hybrid of drafters that were made already."""
+        made = cls.__new__(cls)
+        made._join(drafters, merge)
+        return made
+
+    def _join(self, drafters: Sequence[Drafter], merge: bool) -> None:
+        owners = [d.name for d in drafters if d.needs.kv is not None]
+        if len(owners) > 1:
+            raise BadInput(f"hybrid: {' and '.join(owners)} each want KV memory in the target's pool, which serves one; drop one")
+        self.members = [Member(drafter, i) for i, drafter in enumerate(drafters)]
+        self.merge, self.depth = merge, max(d.depth for d in drafters)
+        self.nodes = sum(d.nodes for d in drafters) if merge else max(d.nodes for d in drafters)
+        features = dict.fromkeys(f for d in drafters for f in d.needs.features)
+        kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
+        self.needs = Needs(tuple(features), any(d.needs.logits for d in drafters), kv, any(d.needs.target for d in drafters))
+        self._parts: dict[int, Proposal] = {}
+        self._maps: dict[int, Tensor] = {}
+        self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
+        self._pass, self._ended, self._rounds = Clock(), 0.0, 0
+
+    def start(self, start: Start) -> None:
+        """Start every member with what it asked for itself."""
+        self._start = start
+        for member in self.members:
+            needs = member.drafter.needs
+            own = replace(start, view=start.view if needs.target else None, pool=start.pool if needs.kv is not None else None)
+            try:
+                member.drafter.start(own)
+            except OutriderError:
+                raise
+            except (Exception, SystemExit) as error:
+                self._stop(member, f"it failed to start with {type(error).__name__}: {error}")
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
+        if not any(m.reason is None for m in self.members):
+            raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
+        started = time.perf_counter()
+        if self._ended:
+            self._pass.add(started - self._ended)
+        self._rounds += 1
+        whole = (self._merged if self.merge else self._cascade)(batch, budget)
+        self._ended = time.perf_counter()
+        return whole
+
+    def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
+        best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
+        self._parts, none, silent = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
+        for member in self.members:
+            if member.reason is not None:
+                continue
+            asked = [
+                n > 0 and (best[b] == NONE or self._pays(member, batch.requests[b], value[b], spent))
+                for b, n in enumerate(budget.nodes)
+            ]
+            if not any(asked):
+                continue
+            part, seconds = self._ask(member, batch, member.budget(batch, budget, asked, none))
+            spent += seconds
+            if part is None:
+                continue
+            for b, request in enumerate(batch.requests):
+                worth = member.worth(request) if part.widths[b] else -1.0
+                if worth >= 0 and (best[b] == NONE or worth > value[b]):
+                    best[b], value[b] = member.index, worth
+                if asked[b] and worth < 0:
+                    silent[b].add(member.index)
+        self._told = [told | {c} for told, c in zip(silent, best, strict=True)]
+        if not self._parts:
+            return Proposal.empty(len(batch), self._start.device)
+        whole, self._maps = _joint.select(self._parts, best)
+        return whole
+
+    def _merged(self, batch: Batch, budget: Budget) -> Proposal:
+        self._parts, used, asked = {}, [0] * len(batch), [n > 0 for n in budget.nodes]
+        for member in sorted(self.members, key=lambda m: m.drafter.needs.kv is None):  # whose KV is moved keeps its columns
+            if member.reason is None:
+                part, _ = self._ask(member, batch, member.budget(batch, budget, asked, used))
+                used = [u + w for u, w in zip(used, part.widths if part is not None else [0] * len(used), strict=True)]
+        if not self._parts:
+            return Proposal.empty(len(batch), self._start.device)
+        self._told = [set(self._parts) if a else set() for a in asked]
+        if sum(p.columns > 0 for p in self._parts.values()) > 1:
+            self._parts = {i: replace(p, q=None, resume=None) for i, p in self._parts.items()}
+        whole, maps = tree.merge(list(self._parts.values()))
+        self._maps = dict(zip(self._parts, maps, strict=True))
+        return whole
+
+    def _pays(self, member: Member, request: Request, now: float, spent: float) -> bool:
+        """Whether asking one more member is expected to bring more tokens per second than the guess at hand."""
+        outlook = member.outlook(request)
+        if request.classical:
+            return outlook > now
+        if self._rounds % _EXPLORE == 0:
+            return True
+        base = self._pass.seconds + spent
+        return (1 + outlook) * base > (1 + now) * (base + member.clock.seconds)
+
+    def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
+        """A member's guesses, if they are sound, and the seconds they took."""
+        if not budget.any:
+            return None, 0.0
+        started, part = time.perf_counter(), None
+        try:
+            part = member.drafter.propose(batch, budget)
+            if isinstance(part, Proposal) and part.tokens.device.type != self._start.device.type:
+                part = part.to(self._start.device)
+            if not self._sound(part, budget):
+                member.strikes += 1
+                part = None
+                if member.strikes >= _PATIENCE:
+                    self._stop(member, f"it made {_PATIENCE} unsound proposals")
+        except (Exception, SystemExit) as error:
+            part = None
+            self._stop(member, f"it failed with {type(error).__name__}: {error}")
+        finally:
+            # What a member drew and did not report must not be taken for another's.
+            self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
+        seconds = time.perf_counter() - started
+        member.clock.add(seconds)
+        if part is None:
+            return None, seconds
+        for b, request in enumerate(batch.requests):
+            if budget.nodes[b]:
+                hoped = member.expected(request) if member.expected is not None else float(min(budget.depth[b], part.widths[b]))
+                member.record(request).promise = hoped if part.widths[b] else 0.0
+        part = self._parts[member.index] = _joint.signed(part, member.index)
+        return part, seconds
+
+    def _sound(self, part: object, budget: Budget) -> bool:
+        if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
+            return False
+        fits = all(isinstance(w, int) and w <= n for w, n in zip(part.widths, budget.nodes, strict=True))
+        return fits and bool(tree.validate(part, self._start.vocab_size).all())
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        """Every member sees the round in its own columns, also the rounds in which it was not asked."""
+        parts, maps = (self._parts, self._maps) if proposal.columns else ({}, {})
+        self._parts, self._maps = {}, {}
+        for member in self.members:
+            if member.reason is not None:
+                continue
+            part = parts.get(member.index)
+            if part is None:
+                part = Proposal.empty(len(batch), proposal.tokens.device)
+                renamed = part.tokens
+            else:
+                renamed = maps[member.index]
+            back = _joint.inverse(renamed, proposal.columns)
+            seen = _joint.verdict_for(part, back, verdict)
+            self._count(member, batch, seen, bool(parts))
+            if type(member.drafter).observe is Drafter.observe:
+                continue
+            needs = member.drafter.needs
+            told = scores
+            if proposal.columns and (needs.features or needs.logits or part.columns):
+                told = _joint.scores_for(renamed, back, seen, verdict, scores)
+            try:
+                member.drafter.observe(batch, part, seen, told)
+            except (Exception, SystemExit) as error:
+                self._stop(member, f"it failed while observing with {type(error).__name__}: {error}")
+
+    def _count(self, member: Member, batch: Batch, seen: Verdict, drafted: bool) -> None:
+        """Book what became of a member's guesses. What was turned down in favour of another's cannot be told."""
+        accepted = seen.accepted.tolist()
+        for b, request in enumerate(batch.requests):
+            record = member.records.get(request.id)
+            if record is not None and drafted and member.index in self._told[b]:
+                record.count(accepted[b])
+            elif record is not None:
+                record.fade()
+
+    def release(self, request: Request) -> None:
+        for member in self.members:
+            member.records.pop(request.id, None)
+            try:
+                member.drafter.release(request)
+            except (Exception, SystemExit) as error:
+                self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
+
+    def _stop(self, member: Member, why: str) -> None:
+        if member.reason is not None:
+            return
+        member.reason = f"{member.drafter.name!r} was switched off: {why}"
+        with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
+            text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
+            warnings.warn(text, OutriderWarning, stacklevel=2)
