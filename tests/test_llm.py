@@ -159,7 +159,7 @@ def test_chat(llm: LLM) -> None:
 
 def test_auto_says_what_it_picked(model: str) -> None:
     llm = load(model, draft="auto")
-    assert llm.drafter_name == "ngram" and any("draft=auto picked ngram" in n for n in llm.notices)
+    assert llm.drafter_name == "suffix" and any("draft=auto picked suffix" in n for n in llm.notices)
 
 
 # Draft models

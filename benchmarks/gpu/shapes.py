@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from outrider.accept import rule
+from outrider.accept import PerRequest
 from outrider.cache.paged import PagedCache
 from outrider.config import SamplingParams
 from outrider.control import Fixed
@@ -94,8 +94,9 @@ class World:
     def engine(self, drafter: Drafter, **scheduling: Any) -> Engine:
         guard = Guard(drafter, self.decoder.vocab_size)
         guard.start(start_for(self.target, drafter, "shape", None))
+        scheduling = {"separate": True, "grain": 64, **scheduling}
         scheduler = Scheduler(self.cache, drafter.nodes, **scheduling)
-        return Engine(self.target, guard, scheduler, rule("coupled"), Fixed(drafter))
+        return Engine(self.target, guard, scheduler, PerRequest(), Fixed(drafter))
 
     def run(self, engine: Engine, requests: list[Request]) -> list[list[int]]:
         for request in requests:
