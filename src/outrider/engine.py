@@ -37,6 +37,7 @@ class Engine:
     def __init__(
         self, target: Target, drafter: Guard, scheduler: Scheduler, accept: AcceptanceRule, controller: Controller
     ) -> None:
+        target.watched = drafter.observes
         self.target, self.drafter, self.scheduler = target, drafter, scheduler
         self.accept, self.controller = accept, controller
         self.sinks: list[Sink] = []

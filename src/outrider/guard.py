@@ -31,7 +31,7 @@ class Guard:
         self.reason: str | None = None
         self._strikes = 0
         self._starved: set[str] = set()
-        self._observes = type(drafter).observe is not Drafter.observe
+        self.observes = type(drafter).observe is not Drafter.observe
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class Guard:
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Let the drafter see the round: copies of it, since the host has yet to read what was decided."""
-        if not self.working or not self._observes:
+        if not self.working or not self.observes:
             return
         seen = (verdict.path, verdict.accepted, verdict.tokens, verdict.counts, verdict.finish)
         try:
@@ -113,7 +113,7 @@ class Guard:
 
     def _own(self, proposal: Proposal) -> Proposal:
         """A drafter that observes may still hold the tensors it proposed: what the round is judged by is a copy."""
-        if not self._observes:
+        if not self.observes:
             return proposal
         tokens, parents, sizes, source = (t.clone() for t in (proposal.tokens, proposal.parents, proposal.sizes, proposal.source))
         return replace(proposal, tokens=tokens, parents=parents, sizes=sizes, source=source)

@@ -97,6 +97,8 @@ class Outcome:
         """Accepted nodes that were used, which depths had a guess, and the guesses that count: those at depths the text reached,
         if it ended here."""
         kept = min(self.accepted[b], used)
+        if not self.sizes[b]:
+            return kept, (), []
         depth: list[int] = []
         for c in range(self.sizes[b]):
             parent = self.parents[b][c]
@@ -109,6 +111,8 @@ class Outcome:
 
     def _rejected(self, b: int, kept: int) -> tuple[int, ...]:
         """The first guess that was turned down and what hung below it, along the first branch: what a person wants to see."""
+        if not self.sizes[b]:
+            return ()
         at = self.path[b][kept - 1] if kept else NONE
         shown = []
         for c in range(self.sizes[b]):

@@ -172,6 +172,7 @@ class Target(Protocol):
     device: torch.device
     cache: Cache
     sampler: Sampler
+    watched: bool
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal: ...
     def score(self, batch: Batch, proposal: Proposal) -> Scores: ...

@@ -20,6 +20,8 @@ from .errors import OutOfMemory
 from .protocols import Cache
 from .types import Batch, Finish, Request
 
+BLOCK = 64
+"""Tokens of one KV block: prefixes are shared by whole blocks."""
 CHUNK = 512
 """Prompt tokens fed per pass and request."""
 CALM = 128
@@ -256,9 +258,11 @@ class Scheduler:
         for b, request in enumerate(batch.requests):
             if request.finish is not Finish.RUNNING:
                 continue
+            before = request.computed
             request.computed += batch.pending[b] + accepted[b]
             request.tokens += tokens[b][: counts[b]]
-            if self.grain and counts[b]:  # its scores are sound
+            news = before < request.prompt_len or before // BLOCK < request.computed // BLOCK
+            if self.grain and counts[b] and news:  # its scores are sound
                 whole = request.prompt_len // CHUNK * CHUNK
                 self.cache.publish(request, request.computed if self.grain < CHUNK else whole)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -88,6 +89,8 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     device = proposal.tokens.device
     if not _well_formed(proposal, batch, columns):
         return torch.zeros(batch, dtype=torch.bool, device=device)
+    if device.type == "cpu" and proposal.linear and proposal.q is None:
+        return _sound_chains(proposal, vocab_size)
     tokens, parents, sizes = proposal.tokens, proposal.parents, proposal.sizes
     idle = ~used(sizes, columns)
     column = torch.arange(columns, device=device)
@@ -134,6 +137,15 @@ def merge(proposals: Sequence[Proposal]) -> tuple[Proposal, list[Tensor]]:
     source = source.gather(1, guess.long().argmax(2)).where(guess.any(2), PROBE)
     merged = _gathered(proposals, kept, (tokens, above, source))
     return merged, list(torch.split(new, [p.columns for p in proposals], dim=1))
+
+
+def _sound_chains(proposal: Proposal, vocab_size: int) -> Tensor:
+    """`validate` for chains on the host, where numpy's calls are several times as quick as torch's."""
+    tokens, parents, source = proposal.tokens.numpy(), proposal.parents.numpy(), proposal.source.numpy()
+    sizes, column = proposal.sizes.numpy()[:, None], np.arange(proposal.columns)
+    node = (tokens >= 0) & (tokens < vocab_size) & (source >= PROBE) & (parents == column - 1)
+    fits = (sizes >= 0) & (sizes <= np.array(proposal.widths)[:, None])
+    return torch.from_numpy((node | (column >= sizes)).all(1) & fits[:, 0])
 
 
 def _links(parents: Tensor) -> Tensor:

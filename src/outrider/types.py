@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -234,17 +235,14 @@ class Proposal:
     def chains(cls, guesses: list[list[int]], device: torch.device | str = "cpu", source: int = 0) -> Proposal:
         """One chain of guessed tokens per request (an empty list for none)."""
         widths = tuple(len(g) for g in guesses)
-        n = max(widths, default=0)
-        tokens = torch.tensor([g + [0] * (n - len(g)) for g in guesses], dtype=torch.int64).reshape(len(guesses), n)
-        parents = torch.arange(-1, n - 1).expand(len(guesses), n)
-        return cls(
-            tokens.to(device),
-            parents.to(device),
-            torch.tensor(widths, dtype=torch.int64, device=device),
-            torch.full((len(guesses), n), source, dtype=torch.int64, device=device),
-            widths,
-            linear=True,
-        )
+        n, count = max(widths, default=0), len(guesses)
+        table = np.zeros((3, count, n), dtype=np.int64)
+        for row, guess in zip(table[0], guesses, strict=True):
+            row[: len(guess)] = guess
+        table[1], table[2] = np.arange(-1, n - 1), source
+        tokens, parents, sources = torch.from_numpy(table).to(device)
+        sizes = torch.tensor(widths, dtype=torch.int64, device=device)
+        return cls(tokens, parents, sizes, sources, widths, linear=True)
 
     @classmethod
     def trees(cls, nodes: list[list[tuple[int, int]]], device: torch.device | str = "cpu", source: int = 0) -> Proposal:

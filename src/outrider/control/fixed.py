@@ -18,6 +18,8 @@ class Fixed:
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round."""
+        if not self._nodes:
+            return Budget((0,) * len(batch), (0,) * len(batch))
         depths = [bounds(batch, b, self._depth)[1] for b in range(len(batch))]
         nodes = [min(max(self._nodes, d), room) if d else 0 for d, room in zip(depths, batch.room, strict=True)]
         return Budget(tuple(depths), tuple(nodes))

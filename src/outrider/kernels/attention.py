@@ -23,10 +23,9 @@ BLOCK = 64
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """`tile`: rows times (padded) heads of a group in one matrix tile. `split`: positions per partial softmax. `most`: programs that
-    share the splits of one tile. All of them but `most` and `stages` are part of the arithmetic: one choice per card and release."""
+    """`split`: positions per partial softmax. `most`: programs that share the splits of one tile. `ahead`: partial results loaded
+    together. `split` and `warps` are part of the arithmetic: one choice per card and release."""
 
-    tile: int = 64
     split: int = 128
     warps: int = 4
     stages: int = 3
@@ -42,7 +41,8 @@ class Where:
     """Where rows stand; int32. `position [R]`: absolute, -1 for rows that do not exist (their output is zero). `known [B]`: positions
     below it are read at virtual index = position. `path [R, P]`: position `known + i` of a tree's row has virtual index
     `path[r, i]`. `table [B, blocks]`: virtual index i lies in slot `table[b, i // 64] * 64 + i % 64`. `tiles [T, 3]`: (request,
-    first row, rows), none across requests, at most `rows_per_tile` rows each. `longest` bounds position + 1; it sizes buffers only."""
+    first row, rows), none across requests, at most `rows_per_tile` rows each, for matrix tiles of `tile` lines. `longest` bounds
+    position + 1; it sizes buffers only."""
 
     position: Tensor
     known: Tensor
@@ -50,11 +50,21 @@ class Where:
     table: Tensor
     tiles: Tensor
     longest: int
+    tile: int = 64
 
 
-def rows_per_tile(group: int, tuning: Tuning = TUNING) -> int:
-    """Rows of one request that share a tile, for `group` query heads per KV head."""
-    return max(tuning.tile // triton.next_power_of_2(group), 1)
+def rows_per_tile(group: int, tile: int) -> int:
+    """Rows of one request that share a matrix tile of `tile` lines, for `group` query heads per KV head."""
+    return max(tile // triton.next_power_of_2(group), 1)
+
+
+def tile_for(dtype: torch.dtype, dim: int, group: int, few: bool) -> int:
+    """Lines of a matrix tile: few where latency counts (`few` rows per request, or a short past), many where rows of a request
+    should share what they read. In 16 bits a row's bits do not depend on it; in fp32, where that is not so, it is always the same."""
+    least = max(16, triton.next_power_of_2(group))
+    if few or dtype is torch.float32:
+        return least
+    return max(least, 32 if dim > 128 else 64)
 
 
 @triton.jit
@@ -364,8 +374,8 @@ def attention(
     kv = keys.shape[1]
     group = heads // kv
     padded, wide = triton.next_power_of_2(group), max(triton.next_power_of_2(dim), 16)
-    if heads % kv or padded > tuning.tile:
-        raise ValueError(f"{heads} query heads over {kv} KV heads do not fit a tile of {tuning.tile}")
+    if heads % kv or padded > where.tile:
+        raise ValueError(f"{heads} query heads over {kv} KV heads do not fit a tile of {where.tile}")
     out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
     tiles = where.tiles.shape[0]
     common: dict[str, Any] = {
@@ -378,7 +388,7 @@ def attention(
         "WINDOW": form.window or 0,
     }
     inner: dict[str, Any] = {
-        "TILE": tuning.tile,
+        "TILE": where.tile,
         "BT": BLOCK,
         "CAP": form.softcap or 0.0,
         "EXACT": q.dtype is torch.float32,
@@ -409,7 +419,7 @@ def attention(
     share = min(splits, tuning.most)
     partial = torch.empty(rows, kv, splits, padded, wide, dtype=torch.float32, device=q.device)
     state = torch.empty(2, rows, kv, splits, padded, dtype=torch.float32, device=q.device)
-    programs = share + (rows_per_tile(group, tuning) if form.tree else 0)
+    programs = share + (rows_per_tile(group, where.tile) if form.tree else 0)
     _split[(tiles, kv, programs)](
         q,
         keys,

@@ -25,6 +25,7 @@ def _norm(
     row = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, NP)
     have = i < N
+    w = tl.load(W + i, mask=have, other=0.0).to(tl.float32) + offset
     h = tl.load(RES + row * sR + i, mask=have, other=0.0)
     if ADD:
         x = tl.load(X + row * sX + i, mask=have, other=0.0)
@@ -32,7 +33,6 @@ def _norm(
         tl.store(RES + row * sR + i, h, mask=have)
     f = h.to(tl.float32)
     scale = 1.0 / tl.sqrt_rn(tl.sum(f * f, 0) / N + eps)
-    w = tl.load(W + i, mask=have, other=0.0).to(tl.float32) + offset
     if WIDE:
         y = f * scale * w
     else:

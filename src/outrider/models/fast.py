@@ -37,7 +37,8 @@ class FastTarget(ModelTarget):
         self.book = LaneBook(tables, cache)
         self.machine = Machine(decoder, cache, tables, usable, max_len)
         self._fit: dict[int, bool] = {}
-        self._nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._rows = PassRows(nothing, nothing, nothing, nothing)
 
     def steady(self, batch: Batch) -> bool:
         """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
@@ -69,11 +70,12 @@ class FastTarget(ModelTarget):
         played = self.machine.round(shape)
         started = mark(self.device)
         played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
-        verdict = _verdict(played.result[: len(batch)], shape.columns)
-        answer = Answer.of(played.result[: len(batch)], proposal, started)
-        rows = PassRows(self._nothing, self._nothing, self._nothing, self._nothing)
-        choice = played.choice if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
-        return Scores(choice, rows, {}, verdict=verdict, answer=answer)
+        result = played.result[: len(batch)]
+        answer = Answer.of(result, proposal, started)
+        if not self.watched:  # nobody on the device will look
+            return Scores(result, self._rows, {}, verdict=Verdict(result, result, result, result, result), answer=answer)
+        choice = played.choice[:, None] if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
+        return Scores(choice[: len(batch)], self._rows, {}, verdict=_verdict(result, shape.columns), answer=answer)
 
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
         """A captured round has kept the path already."""

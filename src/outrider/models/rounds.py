@@ -31,6 +31,8 @@ GUESSING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+SHORT = 2048
+"""Sequences up to so many tokens are read fastest by small tiles."""
 KEEP = -1
 """In place of a number that only the device knows yet."""
 
@@ -109,10 +111,12 @@ class Round:
     """One captured shape. `result [B, 3 + 2 (N + 1)]` int32: accepted, count, finish, tokens, path (see `kernels.rounds`)."""
 
     def __init__(self, shape: Shape, machine: Machine) -> None:
-        from ..kernels.attention import rows_per_tile
+        from ..kernels.attention import rows_per_tile, tile_for
 
         self.shape, self.machine = shape, machine
-        self.per_tile = rows_per_tile(machine.group)
+        keys, few = machine.cache.keys(0), shape.longest <= SHORT or shape.rows <= 4 * shape.requests
+        self.tile = tile_for(keys.dtype, keys.shape[2], machine.group, few)
+        self.per_tile = rows_per_tile(machine.group, self.tile)
         tiles = shape.requests + (shape.rows // self.per_tile if shape.columns else 0)
         size = Fields.size(shape, tiles)
         device = machine.lanes.last.device
@@ -154,7 +158,7 @@ class Round:
 
         machine, shape, fields = self.machine, self.shape, self.fields
         rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.usable, machine.max_len), shape.tree)
-        where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest)
+        where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
         logits, self.features = machine.decoder.scored(packed, machine.cache, machine.features)
         choose.choose(logits, rows, machine.lanes, machine.usable, self.choice, shape.filters)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from .. import tree
 from ..cache.paged import PagedCache
-from ..protocols import Cache
 from ..types import NONE
 from .layout import Layout, Span
 
@@ -45,14 +44,15 @@ def anchors(cache: object) -> bool:
     return cache.dtype in (torch.bfloat16, torch.float16, torch.float32) and find_spec("triton") is not None
 
 
-def rows_of(layout: Layout, cache: Cache, group: int, max_len: int) -> Rows:
+def rows_of(layout: Layout, cache: Any, group: int, max_len: int) -> Rows:
     """The rows of a layout, for `group` query heads per KV head."""
-    from ..kernels.attention import Where, rows_per_tile
+    from ..kernels.attention import Where, rows_per_tile, tile_for
 
     device = layout.tokens.device
     requests = [s.request for s in layout.spans]
     known = torch.tensor([s.known for s in layout.spans], dtype=torch.int32)
-    tiles = torch.tensor(_tiles(layout.spans, rows_per_tile(group)), dtype=torch.int32).reshape(-1, 3)
+    tile = tile_for(cache.keys(0).dtype, cache.keys(0).shape[2], group, few=len(layout.tokens) <= 4 * len(requests))
+    tiles = torch.tensor(_tiles(layout.spans, rows_per_tile(group, tile)), dtype=torch.int32).reshape(-1, 3)
     path = (
         _paths(layout) if layout.ancestors is not None else torch.zeros(len(layout.tokens), 0, dtype=torch.int32, device=device)
     )
@@ -65,6 +65,7 @@ def rows_of(layout: Layout, cache: Cache, group: int, max_len: int) -> Rows:
         cache.table(requests).int(),
         tiles.to(device, non_blocking=True),
         longest,
+        tile,
     )
     clamped = position.clamp(max=max_len - 1).int()
     serial = len(layout.tokens) >= SERIAL

@@ -35,6 +35,9 @@ class ModelTarget:
     anchored = False
     """Whether a token's KV has the same bits whichever pass computed it."""
 
+    watched = True
+    """Whether the drafter observes rounds; if not, a captured round need not show what only it would read."""
+
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses on the device that will judge them."""
         return proposal if proposal.tokens.device.type == self.device.type else proposal.to(self.device)

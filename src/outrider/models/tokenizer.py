@@ -22,6 +22,7 @@ class TextTokenizer:
         self._backend = backend
         self.vocab_size = len(backend)
         self.eos_ids = frozenset(_ids(backend.eos_token_id)) | frozenset(_ids(getattr(generation, "eos_token_id", None)))
+        self._fast: Any = getattr(backend, "_tokenizer", None)  # what `decode` ends in, without its checks of every id
         self.has_chat = bool(backend.chat_template)
 
     @property
@@ -40,6 +41,8 @@ class TextTokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of `ids`, without touching its spaces. Ids past the vocabulary have no text."""
+        if self._fast is not None:
+            return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
         text = self._backend.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return str(text)
 
