@@ -183,6 +183,9 @@ def _decide(
     finish = 0
     at = -1  # column of the node the next token follows; -1: the root
     going = (tl.load(lDONE + lane) == 0).to(tl.int32)
+    if (going > 0) & (room <= 0):
+        finish = LENGTH
+        going = 0
     last = tl.load(lLAST + lane)
     before = tl.load(lPREV + lane)
     while going > 0:

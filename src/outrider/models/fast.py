@@ -7,8 +7,6 @@ prompts, classical rules, log-probabilities, processors that read history; the g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
@@ -63,7 +61,7 @@ class FastTarget(ModelTarget):
         shape = None
         if self.steady(batch) and proposal.resume is None and proposal.q is None:
             longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
-            shape = shape_of(proposal, longest, reduce(or_, map(filters, batch.requests)))
+            shape = shape_of(proposal, longest, any(map(filters, batch.requests)))
         if shape is None:
             return super().score(batch, proposal.to(self.device))
         lanes = self.book.take(batch.requests)

@@ -95,10 +95,10 @@ def fits(request: Request) -> bool:
     return plain and quiet and not request.bad_words and not request.classical and len(request.stop_ids) <= STOPS
 
 
-def filters(request: Request) -> int:
-    """Which filters the request uses, as `kernels.choose` numbers them."""
+def filters(request: Request) -> bool:
+    """Whether top-k, top-p or min-p has a say in the request's tokens."""
     p = request.params
-    return 0 if p.greedy else (p.top_p < 1) + 2 * (p.top_k > 0) + 4 * (p.min_p > 0)
+    return not p.greedy and (p.top_p < 1 or p.top_k > 0 or p.min_p > 0)
 
 
 def _constants(request: Request) -> list[int]:

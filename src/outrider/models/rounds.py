@@ -38,17 +38,17 @@ KEEP = -1
 
 
 class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, and which filters any request uses."""
+    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, whether any request filters."""
 
     requests: int
     rows: int
     columns: int
     tree: bool
     longest: int
-    filters: int = 0
+    filters: bool = False
 
 
-def shape_of(proposal: Proposal, longest: int, filters: int = 0) -> Shape | None:
+def shape_of(proposal: Proposal, longest: int, filters: bool = False) -> Shape | None:
     """The smallest bucket for a proposal; None where there is none."""
     requests, columns = len(proposal.widths), max(proposal.widths, default=0)
     rows = requests + sum(proposal.widths)
@@ -112,6 +112,7 @@ class Round:
 
     def __init__(self, shape: Shape, machine: Machine) -> None:
         from ..kernels.attention import rows_per_tile, tile_for
+        from ..kernels.choose import Work
 
         self.shape, self.machine = shape, machine
         keys, few = machine.cache.keys(0), shape.longest <= SHORT or shape.rows <= 4 * shape.requests
@@ -126,6 +127,7 @@ class Round:
         self.flat, self.fields = flat, Fields.of(flat, shape, tiles)
         self.result = torch.zeros(shape.requests, 3 + 2 * (shape.columns + 1), dtype=torch.int32, device=device)
         self.choice = torch.zeros(shape.rows, dtype=torch.int64, device=device)
+        self.work = Work.make(shape.rows, machine.usable, device, filters=shape.filters)
         self.features: dict[str, Tensor] = {}
         self._last: tuple[object, ...] | None = None
         self._blank()
@@ -161,7 +163,7 @@ class Round:
         where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
         logits, self.features = machine.decoder.scored(packed, machine.cache, machine.features)
-        choose.choose(logits, rows, machine.lanes, machine.usable, self.choice, shape.filters)
+        choose.choose(logits, choose.Asked(rows.lane, rows.attend + 1), machine.lanes, self.work, self.choice)
         rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
         if shape.tree:
             moves.move_path(machine.cache.groups(), where.table, rows.known, self.result, shape.columns)
