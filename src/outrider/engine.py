@@ -14,7 +14,7 @@ from .outcome import Outcome, read
 from .protocols import AcceptanceRule, Controller, Sink, Target
 from .recovery import Recovery, no_guesses
 from .scheduler import Scheduler
-from .types import Answer, Batch, Finish, Proposal, Request, StepEvent, Verdict
+from .types import Answer, Batch, Budget, Finish, Proposal, Request, StepEvent, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Engine:
     def _round(self, batch: Batch, guess: bool) -> Pending:
         """Everything the device does in a round; no host sync inside."""
         started = time.perf_counter()
-        budget = self.controller.budget(batch) if guess else no_guesses(batch)  # how far to look ahead, per request; 0 = do not
+        budget = self._budget(batch, guess)  # how far to look ahead, per request; 0 = do not
         guesses = self.controller.cut(batch, self.drafter.propose(batch, budget))
         proposal = self.target.place(batch, guesses)
         drafted = time.perf_counter()
@@ -88,6 +88,11 @@ class Engine:
         self.drafter.observe(batch, proposal, verdict, scores)
         self.scheduler.launched(batch, proposal.widths)
         return Pending(batch, proposal, verdict, started, drafted, scored, measured, scores.answer)
+
+    def _budget(self, batch: Batch, guess: bool) -> Budget:
+        if not guess:
+            return no_guesses(batch)
+        return self.controller.rest(batch) if batch.blind and not self.drafter.blind else self.controller.budget(batch)
 
     def settle(self, pending: Pending) -> StepEvent:
         """What the host needs of a round: tokens, then all that follows from them."""
@@ -115,7 +120,8 @@ class Engine:
 
     def _blind(self, pending: Pending) -> bool:
         """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""
-        return pending.answer is not None and self.drafter.blind and self.scheduler.calm(pending.batch)
+        free = self.drafter.blind or self.controller.resting
+        return pending.answer is not None and free and self.scheduler.calm(pending.batch)
 
     def release(self, request: Request) -> None:
         """Forget a request everywhere: KV, drafter, sampler, queue. Safe to call at any moment between rounds."""

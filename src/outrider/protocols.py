@@ -226,11 +226,15 @@ class AcceptanceRule(Protocol):
 
 class Controller(Protocol):
     """Decides how far to look ahead, and learns from what came of it. `budget` comes before drafting and may use past rounds
-    only. `cut` comes after it and may drop guesses, but none that a classical rule draws. `explain` says in one line what was
+    only. Where it is `resting`, nobody would get guesses in the next round, whatever the last one brings: then `rest` may stand for
+    `budget` before that one was read. `cut` comes after it and may drop guesses, but none that a classical rule draws. `explain` says in one line what was
     done, and why."""
 
     name: str
 
+    @property
+    def resting(self) -> bool: ...
+    def rest(self, batch: Batch) -> Budget: ...
     def budget(self, batch: Batch) -> Budget: ...
     def cut(self, batch: Batch, proposal: Proposal) -> Proposal: ...
     def observe(self, event: StepEvent) -> None: ...

@@ -51,6 +51,15 @@ class Adaptive:
             self._story.change(sum(free) / len(free), lambda: f"first guess accepted {sum(firsts) / len(firsts):.0%}")
         return self._shape.budget(batch, depths)
 
+    @property
+    def resting(self) -> bool:
+        """Never: what comes of a round may change the next."""
+        return False
+
+    def rest(self, batch: Batch) -> Budget:
+        """No guesses for anybody."""
+        return Budget((0,) * len(batch), (0,) * len(batch))
+
     def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
         """All guesses are kept."""
         return proposal

@@ -24,6 +24,15 @@ class Fixed:
         nodes = [min(max(self._nodes, d), room) if d else 0 for d, room in zip(depths, batch.room, strict=True)]
         return Budget(tuple(depths), tuple(nodes))
 
+    @property
+    def resting(self) -> bool:
+        """Never: what comes of a round may change the next."""
+        return False
+
+    def rest(self, batch: Batch) -> Budget:
+        """No guesses for anybody."""
+        return Budget((0,) * len(batch), (0,) * len(batch))
+
     def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
         """All guesses are kept."""
         return proposal

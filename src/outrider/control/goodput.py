@@ -34,6 +34,8 @@ SAFER = 1.005
 """... or this much, if it is to make no guesses at all: being no slower than plain decoding comes first."""
 REFERENCE = 0.005
 """Share of time for plain rounds while guesses are made."""
+LOOK = 8
+"""One round in so many is not launched ahead while nobody is given guesses: it may be a probe's."""
 PATIENCE = 8
 """Rounds of catching up in a row after which drafting time is booked all the same."""
 
@@ -54,6 +56,7 @@ class Goodput:
         self._unsteady = 0
         self._gain, self._plain_at = 1.0, 0
         self._load: Load | None = None
+        self._plain_sizes = set[int]()
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
@@ -73,6 +76,20 @@ class Goodput:
         self._book.ask(batch, depths, probes)
         return self._shape.budget(batch, depths)
 
+    @property
+    def resting(self) -> bool:
+        """Nobody was given guesses in the last round, and the plan stands; every so often a round is looked at all the same, for
+        probes."""
+        asked = self._book.open[-1] if self._book.open else None
+        settled = self._book.round - self._planned < self._keep and not self._book.turned
+        return asked is not None and not any(asked.depths) and settled and self._book.round % LOOK != 0
+
+    def rest(self, batch: Batch) -> Budget:
+        """No guesses for anybody, as `resting` promised."""
+        depths = [0] * len(batch)
+        self._book.ask(batch, depths)
+        return self._shape.budget(batch, depths)
+
     def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Drop guesses that their drafter itself believes in too little for their row to pay (`cut.py`)."""
         return shorten(batch, proposal, self._load, self.costs)
@@ -86,8 +103,14 @@ class Goodput:
             return
         batch, inside = len(event.committed), event.draft_seconds + event.verify_seconds
         self.costs.add_verify(batch, event.rows, event.verify_seconds)
-        self.costs.add_other(batch, max(0.0, wall - inside))
-        self._book_drafting(asked, event.draft_seconds)
+        other, spare = max(0.0, wall - inside), 0.0
+        if asked.deepest and batch in self._plain_sizes:  # what drafting keeps from overlapping with the device is its own price
+            spare = max(0.0, other - self.costs.other(batch))
+        else:
+            self.costs.add_other(batch, other)
+        if not asked.deepest:
+            self._plain_sizes.add(batch)
+        self._book_drafting(asked, event.draft_seconds + spare)
         self._allowance.earn(max(wall, inside))
         if asked.probes:
             self._charge(asked, event)
