@@ -96,7 +96,7 @@ def fits(request: Request) -> bool:
 
 
 def filters(request: Request) -> int:
-    """Which filters the request uses, as `kernels.choose` numbers them."""
+    """Which filters the request uses, as `kernels.threshold` numbers them."""
     p = request.params
     return 0 if p.greedy else (p.top_p < 1) + 2 * (p.top_k > 0) + 4 * (p.min_p > 0)
 
