@@ -178,7 +178,10 @@ def _decide(
     s = tl.arange(0, NP)
     stops = tl.load(STOPS_ + lane * W + tl.arange(0, W))
     drafted = tl.load(TOKENS + b * N + s, mask=s < size, other=-3)
-    parents = tl.load(PARENTS + b * N + s, mask=s < size, other=-3) if TREE else s - 1
+    parents = s - 1
+    if TREE:
+        parents = tl.load(PARENTS + b * N + s, mask=s < size, other=-1)
+        parents = tl.minimum(tl.maximum(parents, -1), s - 1)  # put right as the rows were
     out = RESULT + b * (3 + 2 * (N + 1))
     tl.store(out + 3 + s, tl.full((NP,), -1, tl.int32), mask=s <= N)
     tl.store(out + 4 + N + s, tl.full((NP,), -1, tl.int32), mask=s <= N)
