@@ -214,11 +214,8 @@ def products(book: Book) -> None:
             dtype = torch.float32 if head else torch.bfloat16
             x, weight = normal(1024, inner), normal(wide, inner, seed=1) * inner**-0.5
             whole = linear(x, weight, dtype=dtype)
-            same = [
-                torch.equal(linear(x[i : i + r], weight, dtype=dtype), whole[i : i + r])
-                for r in (1, 16, 64, 256)
-                for i in (0, 1024 - r)
-            ]
+            parts = [slice(i, i + rows) for rows in (1, 16, 64, 256) for i in (0, 1024 - rows)]
+            same = [torch.equal(linear(x[part], weight, dtype=dtype), whole[part]) for part in parts]
             book.check(f"product {name} {wide}x{inner}: rows do not care", all(same))
             exact = x[:64].double() @ weight[:4096].double().T
             error = float((whole[:64, :4096].double() - exact).norm() / exact.norm())
@@ -233,10 +230,14 @@ def product_times(book: Book, name: str, x: Tensor, weight: Tensor, dtype: torch
     for rows in (1, 16, 64, 256):
         mine = x[:rows]
         ours = microseconds([lambda w=w, r=mine: linear(r, w, dtype=dtype) for w in copies], launches)  # type: ignore[misc]
-        theirs = microseconds([lambda w=w, r=mine: torch.mm(r, w.t(), out_dtype=dtype) for w in copies], launches)  # type: ignore[misc]
+        theirs = microseconds([lambda w=w, r=mine: vendor(r, w, dtype) for w in copies], launches)  # type: ignore[misc]
         found[rows] = [ours, theirs]
     book.note("product us", name, found)
     print(f"product {name:18} rows: [ours, torch.mm] us: {found}", flush=True)
+
+
+def vendor(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.mm(x, weight.t()) if dtype is x.dtype else torch.mm(x, weight.t(), out_dtype=dtype)
 
 
 # ---- layers ----
