@@ -226,9 +226,9 @@ class AcceptanceRule(Protocol):
 
 class Controller(Protocol):
     """Decides how far to look ahead, and learns from what came of it. `budget` comes before drafting and may use past rounds
-    only. Where it is `resting`, nobody would get guesses in the next round, whatever the last one brings: then `rest` may stand for
-    `budget` before that one was read. `cut` comes after it and may drop guesses, but none that a classical rule draws. `explain` says in one line what was
-    done, and why."""
+    only. Where it is `resting`, nobody would get guesses in the next round, whatever the last one brings: then `rest` may stand
+    for `budget` before that one was read. `cut` comes after drafting and may drop guesses, but none that a classical rule draws.
+    `explain` says in one line what was done, and why."""
 
     name: str
 

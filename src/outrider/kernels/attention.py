@@ -1,11 +1,10 @@
 """Attention anchored at absolute positions, over paged KV: one arithmetic for chains, trees, single rows and prompts.
 
-A row at position p walks positions 0..p in tiles of `BLOCK` and splits of `Tuning.split` positions, both anchored at 0. Every split is
-an online softmax of its own (Milakov and Gimelshein 2018); splits are merged in order (as in flash decoding, Dao et al. 2023).
-Positions not yet part of the sequence are read through the row's path, so where a tree's KV happens to lie changes no operand and no
-order. Rows of one request share a tile of the matrix unit, whose shape is the same for one row and for sixteen: what stands
-beside a row, how many rows a pass has, and which of the three kernels ran cannot change a bit of it.
-"""
+A row at position p walks positions 0..p in tiles of `BLOCK` and splits of `Tuning.split` positions, both anchored at 0. Every
+split is an online softmax of its own (Milakov and Gimelshein 2018); splits are merged in order (as in flash decoding, Dao et
+al. 2023). Positions not yet part of the sequence are read through the row's path, so where a tree's KV happens to lie changes
+no operand and no order. Rows of one request share a tile of the matrix unit, whose shape is the same for one row and for
+sixteen: what stands beside a row, how many rows a pass has, and which of the three kernels ran cannot change a bit of it."""
 
 from __future__ import annotations
 
@@ -38,11 +37,11 @@ TUNING = Tuning()
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where rows stand; int32. `position [R]`: absolute, -1 for rows that do not exist (their output is zero). `known [B]`: positions
-    below it are read at virtual index = position. `path [R, P]`: position `known + i` of a tree's row has virtual index
-    `path[r, i]`. `table [B, blocks]`: virtual index i lies in slot `table[b, i // 64] * 64 + i % 64`. `tiles [T, 3]`: (request,
-    first row, rows), none across requests, at most `rows_per_tile` rows each, for matrix tiles of `tile` lines. `longest` bounds
-    position + 1; it sizes buffers only."""
+    """Where rows stand; int32. `position [R]`: absolute, -1 for rows that do not exist (their output is zero). `known [B]`:
+    positions below it are read at virtual index = position. `path [R, P]`: position `known + i` of a tree's row has virtual
+    index `path[r, i]`. `table [B, blocks]`: virtual index i lies in slot `table[b, i // 64] * 64 + i % 64`. `tiles [T, 3]`:
+    (request, first row, rows), none across requests, at most `rows_per_tile` rows each, for matrix tiles of `tile` lines.
+    `longest` bounds position + 1; it sizes buffers only."""
 
     position: Tensor
     known: Tensor
@@ -53,15 +52,27 @@ class Where:
     tile: int = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a layer and a pass ask of attention: a sliding `window` (a row at p sees positions above p - window), a `softcap` of
+    the scores, whether rows are a `tree`'s, and whether one program should walk a tile's whole past (`serial`: for many
+    rows)."""
+
+    window: int | None = None
+    softcap: float | None = None
+    tree: bool = False
+    serial: bool = False
+
+
 def rows_per_tile(group: int, tile: int) -> int:
     """Rows of one request that share a matrix tile of `tile` lines, for `group` query heads per KV head."""
-    return max(tile // triton.next_power_of_2(group), 1)
+    return max(tile // int(triton.next_power_of_2(group)), 1)
 
 
 def tile_for(dtype: torch.dtype, dim: int, group: int, few: bool) -> int:
     """Lines of a matrix tile: few where latency counts (`few` rows per request, or a short past), many where rows of a request
-    should share what they read. In 16 bits a row's bits do not depend on it; in fp32, where that is not so, it is always the same."""
-    least = max(16, triton.next_power_of_2(group))
+    should share what they read. In 16 bits a row's bits do not depend on it; in fp32 it is always the same."""
+    least = max(16, int(triton.next_power_of_2(group)))
     if few or dtype is torch.float32:
         return least
     return max(least, 32 if dim > 128 else 64)
@@ -93,29 +104,10 @@ def _merge(m, l, acc, m2, l2, acc2):
 
 @triton.jit
 def _joint(
-    q,
-    K,
-    V,
-    TABLE,
-    b,
-    kvh,
-    pos,
-    seen,
-    lo,
-    hi,
-    sK,
-    sKh,
-    NB,
-    scale,
-    d,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    TILE: tl.constexpr,
-    BT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
+    q, K, V, TABLE, b, kvh, pos, seen, lo, hi, sK, sKh, NB, scale, d,
+    D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, BT: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     EXACT: tl.constexpr,
-):
+):  # fmt: skip
     """Positions lo..hi - 1, which lie at virtual index = position, for all rows of a tile."""
     m = tl.full((TILE,), -1e30, tl.float32)
     l = tl.zeros((TILE,), tl.float32)
@@ -136,39 +128,11 @@ def _joint(
 
 @triton.jit
 def _split(
-    Q,
-    K,
-    V,
-    PATH,
-    KNOWN,
-    POS,
-    TABLE,
-    TILES,
-    O,
-    PM,
-    PL,
-    sQ,
-    sQh,
-    sK,
-    sKh,
-    NB,
-    MAXD,
-    NS,
-    scale,
-    KVH: tl.constexpr,
-    GROUP: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    TILE: tl.constexpr,
-    BT: tl.constexpr,
-    SPLIT: tl.constexpr,
-    NSP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    TREE: tl.constexpr,
+    Q, K, V, PATH, KNOWN, POS, TABLE, TILES, O, PM, PL, sQ, sQh, sK, sKh, NB, MAXD, NS, scale,
+    KVH: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
+    BT: tl.constexpr, SPLIT: tl.constexpr, NSP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, TREE: tl.constexpr,
     EXACT: tl.constexpr,
-):
+):  # fmt: skip
     """Partial softmaxes. Programs 0..NSP - 1 of a tile take splits in turn, for all its rows; of trees, programs from NSP on
     take a row each, and its positions from the split on that holds the first one not committed."""
     t0 = tl.program_id(0)
@@ -246,25 +210,11 @@ def _split(
 
 @triton.jit
 def _combine(
-    O,
-    PM,
-    PL,
-    POS,
-    OUT,
-    NS,
-    sO,
-    sOh,
-    KVH: tl.constexpr,
-    GROUP: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    AHEAD: tl.constexpr,
-    PART: tl.constexpr,
-):
-    """Merge a row's partial softmaxes in order, `PART` of a head's entries per program; `AHEAD` of them are loaded at a time."""
+    O, PM, PL, POS, OUT, NS, sO, sOh,
+    KVH: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, AHEAD: tl.constexpr, PART: tl.constexpr,
+):  # fmt: skip
+    """Merge a row's partial softmaxes in order, `PART` of a head's entries per program; `AHEAD` are loaded at a time."""
     row = tl.program_id(0).to(tl.int64)
     kvh = tl.program_id(1)
     g = tl.arange(0, G)
@@ -293,33 +243,10 @@ def _combine(
 
 @triton.jit
 def _serial(
-    Q,
-    K,
-    V,
-    POS,
-    TABLE,
-    TILES,
-    OUT,
-    sQ,
-    sQh,
-    sK,
-    sKh,
-    sO,
-    sOh,
-    NB,
-    scale,
-    KVH: tl.constexpr,
-    GROUP: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    DP: tl.constexpr,
-    TILE: tl.constexpr,
-    BT: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    EXACT: tl.constexpr,
-):
+    Q, K, V, POS, TABLE, TILES, OUT, sQ, sQh, sK, sKh, sO, sOh, NB, scale,
+    KVH: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
+    BT: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
     """For many rows: a program walks all splits of a tile and merges them as it goes, as `_combine` would."""
     t0 = tl.program_id(0)
     kvh = tl.program_id(1)
@@ -368,105 +295,61 @@ def attention(
     """`q [R, H, D]` against keys and values `[slots, KV, D]` of `pool`, to `[R, H, D]`. No host sync; every shape is static.
 
     Raises `ValueError` for a group or head size no tile has room for."""
-    form = form or Form()
-    keys, values = pool
-    rows, heads, dim = q.shape
-    kv = keys.shape[1]
-    group = heads // kv
-    padded, wide = triton.next_power_of_2(group), max(triton.next_power_of_2(dim), 16)
-    if heads % kv or padded > where.tile:
+    heads, kv = q.shape[1], pool[0].shape[1]
+    if heads % kv or triton.next_power_of_2(heads // kv) > where.tile:
         raise ValueError(f"{heads} query heads over {kv} KV heads do not fit a tile of {where.tile}")
-    out = torch.empty(rows, heads, dim, dtype=q.dtype, device=q.device)
-    tiles = where.tiles.shape[0]
-    common: dict[str, Any] = {
-        "KVH": kv,
-        "GROUP": group,
-        "G": padded,
-        "D": dim,
-        "DP": wide,
-        "SPLIT": tuning.split,
-        "WINDOW": form.window or 0,
-    }
-    inner: dict[str, Any] = {
-        "TILE": where.tile,
-        "BT": BLOCK,
-        "CAP": form.softcap or 0.0,
-        "EXACT": q.dtype is torch.float32,
-        "num_warps": tuning.warps,
-        "num_stages": tuning.stages,
-        "enable_fp_fusion": False,
-    }
-    strides = (q.stride(0), q.stride(1), keys.stride(0), keys.stride(1))
-    if form.serial and not form.tree:
-        _serial[(tiles, kv)](
-            q,
-            keys,
-            values,
-            where.position,
-            where.table,
-            where.tiles,
-            out,
-            *strides,
-            out.stride(0),
-            out.stride(1),
-            where.table.stride(0),
-            scale,
-            **common,
-            **inner,
-        )
-        return out
-    splits = triton.cdiv(where.longest, tuning.split)
-    share = min(splits, tuning.most)
-    partial = torch.empty(rows, kv, splits, padded, wide, dtype=torch.float32, device=q.device)
-    state = torch.empty(2, rows, kv, splits, padded, dtype=torch.float32, device=q.device)
-    programs = share + (rows_per_tile(group, where.tile) if form.tree else 0)
-    _split[(tiles, kv, programs)](
-        q,
-        keys,
-        values,
-        where.path,
-        where.known,
-        where.position,
-        where.table,
-        where.tiles,
-        partial,
-        state[0],
-        state[1],
-        *strides,
-        where.table.stride(0),
-        where.path.shape[1],
-        splits,
-        scale,
-        NSP=share,
-        TREE=form.tree,
-        **common,
-        **inner,
-    )
-    part = min(wide, 32)
-    _combine[(rows, kv, wide // part)](
-        partial,
-        state[0],
-        state[1],
-        where.position,
-        out,
-        splits,
-        out.stride(0),
-        out.stride(1),
-        **common,
-        AHEAD=tuning.ahead,
-        PART=part,
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
+    form = form or Form()
+    run = _in_one if form.serial and not form.tree else _in_parts
+    return run(q, pool, where, scale, form, tuning)
+
+
+def _sizes(q: Tensor, kv: int, form: Form, tuning: Tuning) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Compile-time arguments of all kernels, and of those that walk positions."""
+    heads, dim = q.shape[1:]
+    group = heads // kv
+    common = {
+        "KVH": kv, "GROUP": group, "G": triton.next_power_of_2(group), "D": dim, "DP": max(triton.next_power_of_2(dim), 16),
+        "SPLIT": tuning.split, "WINDOW": form.window or 0, "enable_fp_fusion": False,
+    }  # fmt: skip
+    inner = {
+        "BT": BLOCK, "CAP": form.softcap or 0.0, "EXACT": q.dtype is torch.float32,
+        "num_warps": tuning.warps, "num_stages": tuning.stages,
+    }  # fmt: skip
+    return common, inner
+
+
+def _in_one(q: Tensor, pool: tuple[Tensor, Tensor], where: Where, scale: float, form: Form, tuning: Tuning) -> Tensor:
+    """One program walks a tile's whole past."""
+    keys, values = pool
+    common, inner = _sizes(q, keys.shape[1], form, tuning)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _serial[(where.tiles.shape[0], keys.shape[1])](
+        q, keys, values, where.position, where.table, where.tiles, out,
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), out.stride(1), where.table.stride(0), scale,
+        TILE=where.tile, **common, **inner,
+    )  # fmt: skip
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a layer and a pass ask of attention: a sliding `window` (a row at p sees positions above p - window), a `softcap` of the
-    scores, whether rows are a `tree`'s, and whether one program should walk a tile's whole past (`serial`: for many rows)."""
-
-    window: int | None = None
-    softcap: float | None = None
-    tree: bool = False
-    serial: bool = False
+def _in_parts(q: Tensor, pool: tuple[Tensor, Tensor], where: Where, scale: float, form: Form, tuning: Tuning) -> Tensor:
+    """Programs share a tile's past, and another launch merges what they found."""
+    keys, values = pool
+    rows, kv = q.shape[0], keys.shape[1]
+    common, inner = _sizes(q, kv, form, tuning)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    splits = triton.cdiv(where.longest, tuning.split)
+    share = min(splits, tuning.most)
+    partial = torch.empty(rows, kv, splits, common["G"], common["DP"], dtype=torch.float32, device=q.device)
+    state = torch.empty(2, rows, kv, splits, common["G"], dtype=torch.float32, device=q.device)
+    programs = share + (rows_per_tile(common["GROUP"], where.tile) if form.tree else 0)
+    _split[(where.tiles.shape[0], kv, programs)](
+        q, keys, values, where.path, where.known, where.position, where.table, where.tiles, partial, state[0], state[1],
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), where.table.stride(0), where.path.shape[1], splits, scale,
+        NSP=share, TREE=form.tree, TILE=where.tile, **common, **inner,
+    )  # fmt: skip
+    part = min(common["DP"], 32)
+    _combine[(rows, kv, common["DP"] // part)](
+        partial, state[0], state[1], where.position, out, splits, out.stride(0), out.stride(1), AHEAD=tuning.ahead, PART=part,
+        num_warps=4, **common,
+    )  # fmt: skip
+    return out

@@ -1,5 +1,5 @@
-"""The small kernels of a decoder layer, fused: norm with residual, rotation with the write to the KV pool, gate. One program per row
-(or row and head), fp32 inside, so a row's bits depend on nothing else in the pass."""
+"""The small kernels of a decoder layer, fused: norm with residual, rotation with the write to the KV pool, gate. One program
+per row (or row and head), fp32 inside, so a row's bits depend on nothing else in the pass."""
 
 from __future__ import annotations
 
@@ -111,9 +111,10 @@ def rope_write(
     norms: tuple[Tensor | None, Tensor | None] = (None, None),
     eps: float = 0.0,
 ) -> Tensor:
-    """Split `qkv [R, (H + 2 KV) D]`, normalise query and key heads where `norms` has weights, rotate them by the angles (`[length,
-    D]` fp32, cosine and sine) of `rows.position`, write keys and values to the slots `rows.write` of `pool` (`[slots, KV, D]`).
-    Returns queries `[R, H, D]`. The halves of a head rotate together (Su et al. 2021, as transformers lays it out)."""
+    """Split `qkv [R, (H + 2 KV) D]`, normalise query and key heads where `norms` has weights, rotate them by the angles
+    (`[length, D]` fp32, cosine and sine) of `rows.position`, write keys and values to the slots `rows.write` of `pool`
+    (`[slots, KV, D]`). Returns queries `[R, H, D]`. The halves of a head rotate together (Su et al. 2021, as transformers lays
+    it out)."""
     keys, values = pool
     kv, dim = keys.shape[1], keys.shape[2]
     count = qkv.shape[0]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 @triton.jit
 def _move(X, TABLE, KNOWN, RESULT, sL, sK, sS, sR, NB, N: tl.constexpr, W: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr):
-    """One request's path in one layer's keys or values, in order of depth. A node's column is never less than its depth, so nothing
-    is overwritten before it is read."""
+    """One request's path in one layer's keys or values, in order of depth. A node's column is never less than its depth, so
+    nothing is overwritten before it is read."""
     b = tl.program_id(0)
     pair = tl.program_id(1)
     base = X + (pair // 2).to(tl.int64) * sL + (pair % 2).to(tl.int64) * sK
@@ -30,8 +30,8 @@ def _move(X, TABLE, KNOWN, RESULT, sL, sK, sS, sR, NB, N: tl.constexpr, W: tl.co
 
 
 def move_path(groups: Sequence[Tensor], table: Tensor, known: Tensor, result: Tensor, columns: int) -> None:
-    """In every layer of `groups` (`[layers, 2, slots, heads, dim]`), copy virtual `known[b] + path[b, i]` to `known[b] + i` for the
-    accepted nodes i of request b; `result [B, 3 + 2 (N + 1)]` is that of `rounds.decide`, `table [B, blocks]`."""
+    """In every layer of `groups` (`[layers, 2, slots, heads, dim]`), copy virtual `known[b] + path[b, i]` to `known[b] + i` for
+    the accepted nodes i of request b; `result [B, 3 + 2 (N + 1)]` is that of `rounds.decide`, `table [B, blocks]`."""
     for group in groups:
         width = group.shape[3] * group.shape[4]
         _move[(result.shape[0], group.shape[0] * 2)](

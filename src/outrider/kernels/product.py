@@ -12,7 +12,8 @@ _ROWS = 64
 
 @triton.jit
 def _linear(
-    X, W, B, OUT, rows, N, K, sX, sW, sO, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EXACT: tl.constexpr
+    X, W, B, OUT, rows, N, K, sX, sW, sO,
+    BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     r = tl.program_id(1) * BM + tl.arange(0, BM)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -44,7 +45,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.d
     exact = x.dtype is torch.float32
     _linear[(triton.cdiv(wide, columns), triton.cdiv(rows, _ROWS))](
         x, weight, x if bias is None else bias, out, rows, wide, inner, x.stride(0), weight.stride(0), out.stride(0),
-        BIAS=bias is not None, BM=_ROWS, BN=columns, BK=32 if exact else 128, EXACT=exact, num_warps=4, num_stages=3 if exact else 4,
-        enable_fp_fusion=False,
+        BIAS=bias is not None, BM=_ROWS, BN=columns, BK=32 if exact else 128, EXACT=exact, num_warps=4,
+        num_stages=3 if exact else 4, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -22,9 +22,10 @@ _PAD = -2
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """State of running requests, a row each; the last lane is padding (`done` from the start). `key` int64; `heat`, `min_p` fp32;
-    `top_p` fp64; `top_k` int32 (0: off); `stops [L, 8]`; `last`, `previous`: the last known tokens; `length`: known tokens; `room`:
-    tokens still allowed; `done`: 0 or a `Finish`; `table [L, blocks]`: KV blocks of 64. All int32 where nothing is said."""
+    """State of running requests, a row each; the last lane is padding (`done` from the start). `key` int64; `heat`, `min_p`
+    fp32; `top_p` fp64; `top_k` int32 (0: off); `stops [L, 8]`; `last`, `previous`: the last known tokens; `length`: known
+    tokens; `room`: tokens still allowed; `done`: 0 or a `Finish`; `table [L, blocks]`: KV blocks of 64. All int32 where nothing
+    is said."""
 
     key: Tensor
     heat: Tensor
@@ -56,8 +57,8 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class RoundRows:
-    """Rows of a round: `token`, `write [R]` int64; `position` (within the context), `attend` (the true position; -1: no such row),
-    `lane`, `depth [R]` int32; `known [B]`; `path [R, N + 1]`, of trees only."""
+    """Rows of a round: `token`, `write [R]` int64; `position` (within the context), `attend` (the true position; -1: no such
+    row), `lane`, `depth [R]` int32; `known [B]`; `path [R, N + 1]`, of trees only."""
 
     token: Tensor
     position: Tensor
@@ -73,7 +74,8 @@ class RoundRows:
 def _prepare(
     LANE, FIRST, SIZES, LAST, PREV, LENGTH, ROOM, TOKENS, PARENTS, lLAST, lPREV, lLENGTH, lROOM, lDONE, TABLE,
     TOKEN, POS, ATTEND, WRITE, ROWLANE, DEPTH, KNOWN, PATH, NB, vocab, max_len,
-    B: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
+    B: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, TREE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     if b == B:  # rows nobody owns
@@ -114,12 +116,12 @@ def _prepare(
         depth = tl.zeros((NP,), tl.int32)
         up = tl.load(PARENTS + b * N + node, mask=own & (node >= 0) & (node < N), other=-1)
         up = tl.where(node >= 0, tl.minimum(tl.maximum(up, -1), node - 1), -2)  # a parent comes first; -2: the root's own
-        climb = node
+        climb = tl.where(own, node, -1)  # nothing is read past a request's columns
         for _ in range(N):
             depth += (climb >= 0).to(tl.int32)
             above = tl.load(PARENTS + b * N + climb, mask=climb >= 0, other=-1)
             climb = tl.where(climb >= 0, tl.minimum(tl.maximum(above, -1), climb - 1), -1)
-        climb = node
+        climb = tl.where(own, node, -1)
         place = depth - 1
         row = (first + s).to(tl.int64) * (N + 1)
         for _ in range(N):
@@ -143,8 +145,9 @@ def _prepare(
 
 
 def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: bool) -> RoundRows:
-    """Rows of a round from `given` (`models.rounds.Fields` on the device); `limits`: vocabulary and context. Numbers the host gives
-    enter the lanes first. A token outside the vocabulary and a parent that does not come first are put right, not believed."""
+    """Rows of a round from `given` (`models.rounds.Fields` on the device); `limits`: vocabulary and context. Numbers the host
+    gives enter the lanes first. A token outside the vocabulary and a parent that does not come first are put right, not
+    believed."""
     requests, columns = given.tokens.shape
     device = lanes.last.device
     whole = torch.empty(4, rows, dtype=torch.int32, device=device)
@@ -155,7 +158,8 @@ def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: 
         given.lane, given.first, given.sizes, given.last, given.previous, given.length, given.room, given.tokens, given.parents,
         lanes.last, lanes.previous, lanes.length, lanes.room, lanes.done, lanes.table,
         double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path, lanes.table.shape[1], *limits,
-        B=requests, N=columns, NP=triton.next_power_of_2(columns + 1), R=rows, RP=triton.next_power_of_2(rows), TREE=tree, BLOCK=64,
+        B=requests, N=columns, NP=triton.next_power_of_2(columns + 1), R=rows, RP=triton.next_power_of_2(rows), TREE=tree,
+        BLOCK=64,
     )  # fmt: skip
     return RoundRows(double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path)
 
@@ -174,7 +178,10 @@ def _decide(
     s = tl.arange(0, NP)
     stops = tl.load(STOPS_ + lane * W + tl.arange(0, W))
     drafted = tl.load(TOKENS + b * N + s, mask=s < size, other=-3)
-    parents = tl.load(PARENTS + b * N + s, mask=s < size, other=-3) if TREE else s - 1
+    parents = s - 1
+    if TREE:
+        parents = tl.load(PARENTS + b * N + s, mask=s < size, other=-1)
+        parents = tl.minimum(tl.maximum(parents, -1), s - 1)  # put right as the rows were
     out = RESULT + b * (3 + 2 * (N + 1))
     tl.store(out + 3 + s, tl.full((NP,), -1, tl.int32), mask=s <= N)
     tl.store(out + 4 + N + s, tl.full((NP,), -1, tl.int32), mask=s <= N)
@@ -224,8 +231,8 @@ def _decide(
 
 
 def decide(lanes: Lanes, given: Any, choice: Tensor, result: Tensor, tree: bool) -> None:
-    """The coupled rule (`accept.coupled`) on `choice [R]`, into `result [B, 3 + 2 (N + 1)]`: accepted, count, finish, N + 1 tokens,
-    N columns of the path and one spare, padded with -1. The lanes move on; one that is done stays as it is."""
+    """The coupled rule (`accept.coupled`) on `choice [R]`, into `result [B, 3 + 2 (N + 1)]`: accepted, count, finish, N + 1
+    tokens, N columns of the path and one spare, padded with -1. The lanes move on; one that is done stays as it is."""
     requests, columns = given.tokens.shape
     _decide[(requests,)](
         given.lane, given.first, given.sizes, given.tokens, given.parents, choice, result,

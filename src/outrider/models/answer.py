@@ -42,7 +42,7 @@ class Answer:
     def seconds(self) -> float:
         """How long the device worked on the round; call after `read`."""
         if isinstance(self.started, torch.cuda.Event) and isinstance(self.ended, torch.cuda.Event):
-            return self.started.elapsed_time(self.ended) / 1000
+            return float(self.started.elapsed_time(self.ended)) / 1000
         return float(self.ended - self.started)  # type: ignore[operator]
 
 

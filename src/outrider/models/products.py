@@ -113,7 +113,7 @@ class Products:
 def _vendor(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     if dtype is x.dtype:
         return torch.nn.functional.linear(x, weight, bias)
-    out: Tensor = torch.mm(x, weight.t(), out_dtype=dtype)  # type: ignore[call-overload]
+    out: Tensor = torch.mm(x, weight.t(), out_dtype=dtype)
     return out if bias is None else out + bias.to(dtype)
 
 
@@ -121,7 +121,7 @@ def _trusted(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> int:
     """The largest of `_ROWS` up to which every row has the bits it has among 16; 0 if it differs even alone."""
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(_ROWS[-1], weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
-    sixteen = torch.cat([_vendor(part, weight, bias, dtype) for part in x[:256].split(16)])
+    sixteen = torch.cat([_vendor(part, weight, bias, dtype) for part in (x[i : i + 16] for i in range(0, min(256, len(x)), 16))])
     trusted = 0
     for rows in _ROWS:
         parts = [x[i : i + rows] for i in range(0, min(256, 4 * rows), rows)] if rows < 256 else [x[:rows]]

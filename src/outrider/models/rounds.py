@@ -91,7 +91,8 @@ class Fields:
         for count in counts:
             parts.append(flat[start : start + count])
             start += count
-        return cls(*parts[:7], parts[7].reshape(tiles, 3), parts[8].reshape(b, n), parts[9].reshape(b, n))
+        parts[7:] = [parts[7].reshape(tiles, 3), parts[8].reshape(b, n), parts[9].reshape(b, n)]
+        return cls(*parts)
 
     @staticmethod
     def size(shape: Shape, tiles: int) -> int:
@@ -143,7 +144,7 @@ class Round:
         self.flat.copy_(torch.from_numpy(self.host))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             self._work()
