@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
+import torch
+
 from . import tree
 from .errors import OutriderError, OutriderWarning
 from .protocols import Drafter, Start
@@ -71,6 +73,8 @@ class Guard:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None
         self._starved.discard("propose")
+        if sound and proposal.tokens.device.type != "cpu" and proposal.linear:
+            return self._put_right(proposal)
         if sound:
             return _tidy(self._own(proposal)) if any(proposal.widths) else None
         self._strikes += 1
@@ -118,6 +122,12 @@ class Guard:
         tokens, parents, sizes, source = (t.clone() for t in (proposal.tokens, proposal.parents, proposal.sizes, proposal.source))
         return replace(proposal, tokens=tokens, parents=parents, sizes=sizes, source=source)
 
+    def _put_right(self, proposal: Proposal) -> Proposal:
+        """Chains on a device: nobody waits to see whether tokens and sizes are possible, they are made so."""
+        most = torch.tensor(proposal.widths).to(proposal.sizes.device, non_blocking=True)
+        sizes = torch.minimum(proposal.sizes.clamp(min=0), most)
+        return replace(proposal, tokens=proposal.tokens.clamp(0, self._vocab - 1), sizes=sizes)
+
     def _sound(self, proposal: object, batch: Batch, budget: Budget) -> bool:
         if not isinstance(proposal, Proposal) or not isinstance(proposal.resume, Resume | None):
             return False
@@ -127,6 +137,8 @@ class Guard:
         if proposal.tokens.dim() == 2 and proposal.columns > max(budget.nodes):
             return False
         fits = all(w <= min(room, nodes) for w, room, nodes in limits)
+        if proposal.tokens.device.type != "cpu" and proposal.linear and proposal.q is None:
+            return fits and tree.well_formed(proposal)  # the rest is put right without waiting for the device
         return fits and (not any(proposal.widths) or bool(tree.validate(proposal, self._vocab).all()))
 
     def _stop(self, why: str) -> None:

@@ -124,6 +124,7 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, tokenizer: TextT
         target.cache.attach(needs.kv) if needs.kv is not None else None,
         target.cache.capacity,
         target.cache.block_size,
+        getattr(target.sampler, "usable", 0),
         tokenizer,
     )
 

@@ -147,7 +147,7 @@ class TargetView(Protocol):
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
     token strings to ids, where the `tokenizer` is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
-    `kv_block`."""
+    `kv_block`; `usable`: ids below it can be chosen."""
 
     name: str
     vocab_size: int
@@ -160,6 +160,7 @@ class Start:
     pool: PoolView | None = None
     kv_tokens: int = 0
     kv_block: int = 64
+    usable: int = 0
     tokenizer: Tokenizer | None = None
 
 

@@ -87,7 +87,7 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     `q` with a row that is neither a law nor zero (that it is the law that drew, nobody can check)."""
     batch, columns = len(proposal.widths), proposal.tokens.shape[-1] if proposal.tokens.dim() else 0
     device = proposal.tokens.device
-    if not _well_formed(proposal, batch, columns):
+    if not well_formed(proposal):
         return torch.zeros(batch, dtype=torch.bool, device=device)
     if device.type == "cpu" and proposal.linear and proposal.q is None:
         return _sound_chains(proposal, vocab_size)
@@ -158,8 +158,9 @@ def _doublings(steps: int) -> int:
     return max(steps - 1, 0).bit_length()
 
 
-def _well_formed(proposal: Proposal, batch: int, columns: int) -> bool:
+def well_formed(proposal: Proposal) -> bool:
     """The part of `validate` that the host knows."""
+    batch, columns = len(proposal.widths), proposal.tokens.shape[-1] if proposal.tokens.dim() else 0
     matrices = (proposal.tokens, proposal.parents, proposal.source)
     q = proposal.q
     return (

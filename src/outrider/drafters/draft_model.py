@@ -17,9 +17,12 @@ from torch import Tensor
 from ..cache.paged import PagedCache
 from ..errors import BadInput, DrafterMismatch
 from ..models import weights
+from ..models.chain import Chains
 from ..models.footprint import footprint, free_memory
 from ..models.hf import Decoder, truncate
 from ..models.layout import Layout
+from ..models.native import Native, supports
+from ..models.rows import anchors
 from ..protocols import Drafter, Start
 from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
@@ -67,11 +70,13 @@ class DraftModel(Drafter):
         self.config, self.depth, self.nodes = config, config.depth, config.depth * config.width
         self._memory: dict[int, Memory] = {}
         self.bridge: translate.Bridge | None = None
+        self.chains: Chains | None = None
 
     def start(self, start: Start) -> None:
         """Load the draft and make its cache. Raises `DrafterMismatch` when it cannot be understood."""
         loaded = weights.load(weights.resolve(self.config.path), dtype=start.dtype, device=str(start.device))
-        self.bind(Decoder(truncate(loaded.model, self.config.layers, loaded.name), loaded.name), start, loaded.tokenizer)
+        model = truncate(loaded.model, self.config.layers, loaded.name)
+        self.bind((Native if supports(model) else Decoder)(model, loaded.name), start, loaded.tokenizer)
 
     def bind(self, decoder: Decoder, start: Start, tokenizer: object = None) -> None:
         """Use an already loaded decoder."""
@@ -83,6 +88,8 @@ class DraftModel(Drafter):
         block = start.kv_block
         blocks = self._tokens(decoder, start) // block + 1
         self.cache = PagedCache(decoder.layers, blocks, block, dtype=decoder.dtype, device=decoder.device)
+        plain = self.bridge is None and self.width == 1 and decoder.vocab_size >= start.usable > 0
+        self.chains = Chains(decoder, self.cache, start.usable) if plain and anchors(self.cache) else None
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """Weights, and KV for as many tokens as the target has, or for `tokens`. A hub id not fetched yet is fetched."""
@@ -114,6 +121,9 @@ class DraftModel(Drafter):
         device = self.decoder.device
         if not chosen:
             return Proposal.empty(len(batch), device)
+        guesses = max(budget.depth[b] for b in chosen)
+        if self.chains is not None and self.chains.serves([batch.requests[b] for b in chosen], guesses):
+            return self._replay(self.chains, batch, budget, chosen)
         sub, computed = self._catch_up(batch, chosen)
         forest = Forest(len(sub), self.width, [r.sampled for r in sub.requests])
         limits = [min(budget.nodes[b], self.width * budget.depth[b]) for b in chosen]
@@ -130,10 +140,29 @@ class DraftModel(Drafter):
             self._memory[request.id].ran = [token for token, _ in tree_[:count]]
         return self.sampler.attach(batch, forest.proposal(device, chosen, len(batch)))
 
+    def _replay(self, chains: Chains, batch: Batch, budget: Budget, chosen: list[int]) -> Proposal:
+        """Chains that the host never reads."""
+        guesses = max(budget.depth[b] for b in chosen)
+        requests = tuple(batch.requests[b] for b in chosen)
+        memories = [self._memory[r.id] for r in requests]
+        while any(len(r.tokens) - m.computed > guesses + 1 for r, m in zip(requests, memories, strict=True)):
+            feed = tuple(min(_CHUNK, max(len(r.tokens) - 1 - m.computed, 0)) for r, m in zip(requests, memories, strict=True))
+            self._run(self._batch(requests, feed, False), Proposal.empty(len(requests), self.decoder.device), 0, _computed(memories))
+            for memory, count in zip(memories, feed, strict=True):
+                memory.computed += count
+        written = chains.write(requests, guesses)
+        for memory, request in zip(memories, requests, strict=True):
+            memory.computed, memory.ran = len(request.tokens), []
+        depths = dict(zip(chosen, (budget.depth[b] for b in chosen), strict=True))
+        widths = tuple(depths.get(b, 0) for b in range(len(batch)))
+        return on_device(written, chosen, widths)
+
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Bring a tree's accepted path into line, as far as its nodes were fed."""
         known = batch if self.bridge is None else self.bridge.seen(batch)
         if known is None:
+            return
+        if not any((found := self._memory.get(r.id)) is not None and found.ran for r in known.requests):
             return
         paths = verdict.path.tolist()
         for b, request in enumerate(known.requests):
@@ -152,6 +181,8 @@ class DraftModel(Drafter):
         if memory is not None:
             self.cache.publish(request, min(memory.computed, len(request.tokens)))
             self.cache.release(request)
+        if self.chains is not None:
+            self.chains.release(request)
         if self.bridge is not None:
             self.bridge.release(request)
 
@@ -225,6 +256,17 @@ class DraftModel(Drafter):
             best = self.sampler.scores(out.logits, out.slots).topk(self.width)
             tokens, gain = best.indices, best.values - best.values[:, :1]
         return forest.grow(out.slots.request.tolist(), (slot - 1).tolist(), tokens.tolist(), gain.tolist(), rooms)
+
+
+def on_device(written: Tensor, chosen: list[int], widths: tuple[int, ...]) -> Proposal:
+    """Chains `[len(chosen), K]` as a proposal for a batch with `widths`, without a look at them."""
+    count, columns, device = len(widths), written.shape[1], written.device
+    tokens = written if len(chosen) == count else written.new_zeros(count, columns)
+    if len(chosen) != count:
+        tokens.index_copy_(0, torch.tensor(chosen).to(device, non_blocking=True), written)
+    parents = torch.arange(-1, columns - 1, device=device).expand(count, columns)
+    sizes = torch.tensor(widths).to(device, non_blocking=True)
+    return Proposal(tokens, parents, sizes, torch.zeros_like(tokens), widths, linear=True)
 
 
 def _computed(memories: list[Memory]) -> list[int]:

@@ -73,12 +73,15 @@ class Decoder:
         return int(self.config.num_attention_heads) // self.layers[0][0]
 
     @torch.inference_mode()
-    def scored(self, rows: Rows, cache: Cache, features: Sequence[str] = ()) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits of all rows of a pass on a GPU, and features: what a CUDA graph captures."""
+    def scored(
+        self, rows: Rows, cache: Cache, features: Sequence[str] = (), wanted: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """fp32 logits of all rows of a pass on a GPU (or of those that are `wanted`), and features: what a CUDA graph captures."""
         state = Pass(None, cache, rows=rows)
         options = {"input_ids": rows.token[None], "position_ids": rows.position[None].long(), "use_cache": False}
         with self._taps(features) as taps:
             logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        logits = logits if wanted is None else logits[wanted]
         return logits.float(), {name: _gather(taps, name) for name in features}
 
     @torch.inference_mode()

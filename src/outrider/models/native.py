@@ -120,13 +120,15 @@ class Native(Decoder):
         return PassOutput(layout.rows, None if layers is None else last, logits, out, prompt=prompt)
 
     @torch.inference_mode()
-    def scored(self, rows: Rows, cache: Cache, features: Sequence[str] = ()) -> tuple[Tensor, dict[str, Tensor]]:
+    def scored(
+        self, rows: Rows, cache: Cache, features: Sequence[str] = (), wanted: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """See `Decoder.scored`."""
         taps: dict[str, Tensor] = {}
         normed, _ = self.states(rows, cache, range(self.num_layers), None, taps if features else None)
         taps["last"] = normed
         out = {name: torch.cat([taps[p] for p in name.removeprefix("hidden:").split(",")], -1) for name in features}
-        return self.logits(normed), out
+        return self.logits(normed if wanted is None else normed[wanted]), out
 
     def _heads(self, normed: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         wanted, scored = layout.scored, layout.scored.shape[0]

@@ -8,7 +8,7 @@ buckets of its own, so it is never padded to a tree's rows. Graphs are captured 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,16 +53,29 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False) -> Shape |
     requests, columns = len(proposal.widths), max(proposal.widths, default=0)
     rows = requests + sum(proposal.widths)
     sizes = ((requests, GUESSING if columns else REQUESTS), (columns, COLUMNS), (longest, LENGTHS))
-    found = [_bucket(size, steps) for size, steps in sizes]
+    found = [bucket(size, steps) for size, steps in sizes]
     if found[0] is None or found[1] is None or found[2] is None:
         return None
-    total = found[0] if columns == 0 else _bucket(rows, ROWS)
+    total = found[0] if columns == 0 else bucket(rows, ROWS)
     if total is None:
         return None
     return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters)
 
 
-def _bucket(count: int, steps: Sequence[int]) -> int | None:
+def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
+    """`work` as a graph, after one run beside the current stream that builds its kernels."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        work()
+    return graph
+
+
+def bucket(count: int, steps: Sequence[int]) -> int | None:
     at = bisect_left(steps, count)
     return steps[at] if at < len(steps) else None
 
@@ -132,7 +145,7 @@ class Round:
         self.features: dict[str, Tensor] = {}
         self._last: tuple[object, ...] | None = None
         self._blank()
-        self.graph = self._capture() if machine.graphs else None
+        self.graph = capture(self._work, machine.pool) if machine.graphs else None
 
     def _blank(self) -> None:
         """Nothing but padding: what capture runs on."""
@@ -142,17 +155,6 @@ class Round:
             part[:] = KEEP
         self.given.first[:] = np.arange(self.shape.requests + 1)
         self.flat.copy_(torch.from_numpy(self.host))
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._work()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.machine.pool):
-            self._work()
-        return graph
 
     def _work(self) -> None:
         """What the graph holds."""
