@@ -352,7 +352,7 @@ def test_a_drafter_that_wants_every_row_gets_every_row(model: str) -> None:
 def _start(llm: LLM) -> Any:
     from outrider.loading import start_for
 
-    return start_for(llm._target, NONE, llm.name, llm.tokenizer.vocab)
+    return start_for(llm._target, NONE, llm.name, llm.tokenizer)
 
 
 def test_a_stream_closed_in_the_middle_leaves_nothing(model: str) -> None:

@@ -88,7 +88,7 @@ def generate(made: Any, length: int, tokens: int, **options: Any) -> float:
     def run(count: int) -> float:
         return timed(lambda: made.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **common))[0]
 
-    run(2)
+    run(tokens)
     short, whole = run(2), run(tokens)
     made.set_attn_implementation("outrider")
     return (whole - short) / (tokens - 2)
@@ -194,7 +194,8 @@ def texts(args: argparse.Namespace) -> dict[str, Any]:
     run(some[:256], full)
     out["256/plain"] = spread([run(some[:256], full) for _ in range(args.repeats)])
     print(f"SmolLM2, 256 requests: {out['256/plain']['median']:.0f} tokens/s", flush=True)
-    for label, draft in (("plain", "none"), ("ngram", "ngram")):
+    lean = f"draft_model:path={EMBEDDED},layers=6,depth=3"
+    for label, draft in (("plain", "none"), ("ngram", "ngram"), ("suffix", "suffix"), ("draft_model of 6 layers", lean)):
         llm.switch(draft, control="fixed")
         run(some[:1], full)
         out[f"1/{label}"] = spread([run(some[:1], full) for _ in range(args.repeats)])

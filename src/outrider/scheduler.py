@@ -20,8 +20,6 @@ from .errors import OutOfMemory
 from .protocols import Cache
 from .types import Batch, Finish, Request
 
-BLOCK = 64
-"""Tokens of one KV block: prefixes are shared by whole blocks."""
 CHUNK = 512
 """Prompt tokens fed per pass and request."""
 CALM = 128
@@ -258,10 +256,10 @@ class Scheduler:
         for b, request in enumerate(batch.requests):
             if request.finish is not Finish.RUNNING:
                 continue
-            before = request.computed
+            before, size = request.computed, self.cache.block_size
             request.computed += batch.pending[b] + accepted[b]
             request.tokens += tokens[b][: counts[b]]
-            news = before < request.prompt_len or before // BLOCK < request.computed // BLOCK
+            news = before < request.prompt_len or before // size < request.computed // size
             if self.grain and counts[b] and news:  # its scores are sound
                 whole = request.prompt_len // CHUNK * CHUNK
                 self.cache.publish(request, request.computed if self.grain < CHUNK else whole)

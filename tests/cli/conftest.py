@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from outrider import results
 from outrider import types as nouns
 from outrider.cli.app import app
 from outrider.config import SamplingParams
@@ -27,11 +28,11 @@ class Round:
     rejected: str = ""
     text: str | None = None
 
-    def chunk(self) -> nouns.Chunk:
+    def chunk(self) -> results.Chunk:
         tokens = self.guessed + self.own
         origins = (0,) * len(self.guessed) + (OWN,) * len(self.own)
         text = tokens if self.text is None else self.text
-        return nouns.Chunk(text, ids(tokens), origins, ids(self.rejected))
+        return results.Chunk(text, ids(tokens), origins, ids(self.rejected))
 
 
 @dataclass
@@ -56,10 +57,10 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(ord(c) for c in text)
 
 
-def summary(tokens: int, rounds: int, speed: float = 20.0, drafted: int = 4, accepted: int = 3) -> nouns.Summary:
+def summary(tokens: int, rounds: int, speed: float = 20.0, drafted: int = 4, accepted: int = 3) -> results.Summary:
     rate = accepted / drafted if drafted else 0.0
     tau = tokens / rounds if rounds else 0.0
-    return nouns.Summary(tokens, rounds, drafted, accepted, tau, rate, (rate,), 0.1, 0.2, tokens / speed, speed, 0.25, "ngram")
+    return results.Summary(tokens, rounds, drafted, accepted, tau, rate, (rate,), 0.1, 0.2, tokens / speed, speed, 0.25, "ngram")
 
 
 class FakeTokenizer:
@@ -84,9 +85,9 @@ def fake_llm(script: Script) -> type:
             self.notices = ["picked something"]
             self.drafter_name = "ngram"
             self.max_model_len = script.context
-            self._done: list[nouns.Chunk] = []
+            self._done: list[results.Chunk] = []
 
-        def stream(self, prompt: Any, params: SamplingParams) -> Iterator[nouns.Chunk]:
+        def stream(self, prompt: Any, params: SamplingParams) -> Iterator[results.Chunk]:
             if script.fail_start is not None:
                 raise script.fail_start
             script.asked.append((prompt, params))
@@ -95,7 +96,7 @@ def fake_llm(script: Script) -> type:
 
         stream_chat = stream
 
-        def _rounds(self, params: SamplingParams) -> Iterator[nouns.Chunk]:
+        def _rounds(self, params: SamplingParams) -> Iterator[results.Chunk]:
             text, _ = script.by_depth.get(params.depth, ("", 0.0))
             chunks = [Round("", text).chunk()] if text else [r.chunk() for r in script.rounds]
             for i, chunk in enumerate(chunks):
@@ -104,12 +105,12 @@ def fake_llm(script: Script) -> type:
                 script.before_round()
                 self._done.append(chunk)
                 last = self._result("stop", params) if i == len(chunks) - 1 else None
-                yield nouns.Chunk(chunk.text, chunk.token_ids, chunk.origins, chunk.rejected, last)
+                yield results.Chunk(chunk.text, chunk.token_ids, chunk.origins, chunk.rejected, last)
 
-        def interrupt(self) -> nouns.Result | None:
+        def interrupt(self) -> results.Result | None:
             return self._result("abort", script.asked[-1][1]) if script.asked else None
 
-        def _result(self, finish: str, params: SamplingParams) -> nouns.Result:
+        def _result(self, finish: str, params: SamplingParams) -> results.Result:
             tokens = tuple(t for c in self._done for t in c.token_ids)
             origins = tuple(o for c in self._done for o in c.origins)
             _, speed = script.by_depth.get(params.depth, ("", 20.0))
@@ -124,7 +125,7 @@ def fake_llm(script: Script) -> type:
                 "seed": 7 if params.seed is None else params.seed,
                 "stats": summary(len(tokens), len(self._done), speed, **guesses),
             }
-            return nouns.Result(**(values | script.result))
+            return results.Result(**(values | script.result))
 
         def close(self) -> None:
             script.closed = True

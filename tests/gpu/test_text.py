@@ -27,6 +27,8 @@ STARTS = (
 DRAFTS = (
     "ngram",
     "ngram:max=3,min=1,depth=15",
+    "suffix",
+    "lookahead",
     "self:depth=4",
     f"draft_model:path={MODEL},layers=10,depth=4",
     f"draft_model:path={MODEL},layers=10,depth=3,width=3",
@@ -156,6 +158,18 @@ def test_penalties_and_logprobs_take_the_plain_pass(exact: LLM) -> None:
     params = [SamplingParams(temperature=0.0, max_tokens=48, seed=1, repetition_penalty=1.3 if i % 2 else 1.0) for i in range(8)]
     alone = [exact.generate([p], [q])[0].token_ids for p, q in zip(many, params, strict=True)]
     assert [r.token_ids for r in exact.generate(many, params)] == alone
+
+
+def test_filters(llm: LLM) -> None:
+    """Top-k, top-p and min-p inside the graph, mixed in one batch, under a drafter."""
+    many = prompts(32)
+    kinds: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.05}, {"top_p": 0.8, "top_k": 40, "min_p": 0.01}]
+    params = [SamplingParams(temperature=0.8, max_tokens=96, seed=i, **kinds[i % 4]) for i in range(32)]
+    out = []
+    for draft in ("none", "ngram:min=1", f"draft_model:path={MODEL},layers=10,depth=4"):
+        llm.switch(draft, control="fixed")
+        out.append([r.token_ids for r in llm.generate(many, params)])
+    assert out[0] == out[1] == out[2]
 
 
 def test_device_is_used(llm: LLM) -> None:

@@ -147,7 +147,9 @@ class DraftModel(Drafter):
         memories = [self._memory[r.id] for r in requests]
         while any(len(r.tokens) - m.computed > guesses + 1 for r, m in zip(requests, memories, strict=True)):
             feed = tuple(min(_CHUNK, max(len(r.tokens) - 1 - m.computed, 0)) for r, m in zip(requests, memories, strict=True))
-            self._run(self._batch(requests, feed, False), Proposal.empty(len(requests), self.decoder.device), 0, _computed(memories))
+            self._run(
+                self._batch(requests, feed, False), Proposal.empty(len(requests), self.decoder.device), 0, _computed(memories)
+            )
             for memory, count in zip(memories, feed, strict=True):
                 memory.computed += count
         written = chains.write(requests, guesses)

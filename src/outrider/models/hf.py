@@ -76,7 +76,7 @@ class Decoder:
     def scored(
         self, rows: Rows, cache: Cache, features: Sequence[str] = (), wanted: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """fp32 logits of all rows of a pass on a GPU (or of those that are `wanted`), and features: what a CUDA graph captures."""
+        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`, and features: what a graph captures."""
         state = Pass(None, cache, rows=rows)
         options = {"input_ids": rows.token[None], "position_ids": rows.position[None].long(), "use_cache": False}
         with self._taps(features) as taps:
