@@ -34,6 +34,8 @@ SAFER = 1.005
 """... or this much, if it is to make no guesses at all: being no slower than plain decoding comes first."""
 REFERENCE = 0.005
 """Share of time for plain rounds while guesses are made."""
+THINKING = 0.02
+"""Share of time that plans may take: with many requests, or a slow host, they are made less often."""
 LOOK = 8
 """One round in so many is not launched ahead while nobody is given guesses: it may be a probe's."""
 PATIENCE = 8
@@ -57,6 +59,7 @@ class Goodput:
         self._gain, self._plain_at = 1.0, 0
         self._load: Load | None = None
         self._plain_sizes = set[int]()
+        self._next_plan = float("-inf")
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
@@ -122,9 +125,11 @@ class Goodput:
         """Give every request that may look ahead a depth, anew or as before."""
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
-        turned, self._book.turned = self._book.turned, False
-        if among == self._among and not turned and self._book.round - self._planned < self._keep:
+        settled = among == self._among and not self._book.turned and self._book.round - self._planned < self._keep
+        begun = self._clock()
+        if settled or begun < self._next_plan:
             return
+        self._book.turned = False
         states = [self._book.state(batch.requests[b]) for b in who]
         load = self._measure(batch, [limits[b] for b in who], who)
         planner = Planner(load, self.costs)
@@ -141,6 +146,8 @@ class Goodput:
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
+        ended = self._clock()
+        self._next_plan = ended + (ended - begun) / THINKING
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
 
