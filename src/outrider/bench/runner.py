@@ -115,6 +115,8 @@ class Runner:
         cannot start, a prompt that is too long, and a model that gives no valid scores."""
         self._workloads += [w.first(self.plan.limit) for w in self.plan.workloads]
         asked = [self._encoded(w) for w in self._workloads]
+        for draft in self.plan.drafters:  # one that does not fit is found now, not after an hour
+            self.llm.switch(draft)
         for workload, prompts in zip(self._workloads, asked, strict=True):
             self._measure(workload, prompts)
         self.tell("done", 1.0)

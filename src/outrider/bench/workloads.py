@@ -114,7 +114,7 @@ def read(path: Path) -> Workload:
 
 
 def _blocks(text: str) -> list[Prompt]:
-    return [_said(block.strip("\r\n")) for block in re.split(r"\n[ \t\r]*\n", text) if block.strip()]
+    return [_said(block.strip("\r\n")) for block in re.split(r"\n(?:[ \t\r]*\n)+", text) if block.strip()]
 
 
 def _lines(path: Path, text: str) -> list[Prompt]:
