@@ -215,6 +215,15 @@ class Drafter(Protocol):
         """Forget a request."""
 
 
+@runtime_checkable
+class Replayer(Protocol):
+    """A drafter that is told answers beforehand and plays them back: a measuring instrument, no drafting method. Whoever shows
+    what it reached must say so; nothing picks it by itself. Without a recording of a request it guesses nothing."""
+
+    def record(self, prompt: Sequence[int], params: SamplingParams, answer: Sequence[int]) -> None:
+        """Remember the tokens of the plain answer to a prompt under these parameters. `BadInput` if they cannot be replayed."""
+
+
 class AcceptanceRule(Protocol):
     """Decides which guesses are kept. A pure function of its arguments. Randomness comes from streams keyed by (request key,
     purpose, round start, slot); what a rule compares comes from `Scores.choice` (coupled) or `Scores.processed` (the rest)."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from outrider import registry
+from outrider.config import SamplingParams
 from outrider.drafters import translate
 from outrider.drafters.hybrid import Hybrid
-from outrider.protocols import Drafter
+from outrider.protocols import Drafter, Replayer
 
 from .. import probes, tiny, tongues
 from ..probes import Prober
@@ -22,6 +23,17 @@ Maker = Callable[[Answers], Drafter]
 
 def _named(name: str) -> Maker:
     return lambda answers: registry.parse(name)
+
+
+def _replaying(answers: Answers) -> Drafter:
+    """Told the answers, as answers to whatever seed and temperature the tests may ask for."""
+    made = registry.parse("synthetic:rate=0.8,depth=6")
+    assert isinstance(made, Replayer)
+    for prompt, answer in answers.items():
+        for temperature in (0.0, 0.7, 0.8, 1.0):
+            for seed in range(32):
+                made.record(prompt, SamplingParams(temperature=temperature, seed=seed), answer)
+    return made
 
 
 def registered() -> dict[str, Maker]:
@@ -94,6 +106,7 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:pairs,text": lambda answers: _pairs("text"),
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
     },
+    "synthetic": {"synthetic": _replaying},
 }
 
 PROBES: dict[str, Maker] = {

@@ -36,6 +36,7 @@ from ..config import SamplingParams
 from ..errors import OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
+from ..protocols import Replayer
 from ..results import Result
 from . import compare, law
 from .cases import GROUPS, TEMPERATURES, Case, cases
@@ -123,12 +124,15 @@ class Report:
 
 def runnable(model: str, layers: int) -> list[str]:
     """Specs of all registered drafters that this model can have: those without required options, and those that only need the
-    path of a model, for which the target serves, cut to its first third where the drafter can do that."""
+    path of a model, for which the target serves, cut to its first third where the drafter can do that. Not those that replay
+    answers, since they would have none."""
     specs = []
     for name in registry.names():
         config = getattr(registry.get(name), "Config", None)
         fields = dataclasses.fields(config) if config is not None else ()
         needed = {f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING}
+        if issubclass(registry.get(name), Replayer):
+            continue
         if not needed and name != _NONE:
             specs.append(name)
         elif needed == {"path"}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from .audit import audit
+from .bench import bench
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
@@ -26,6 +27,7 @@ app.command(epilog='Example: outrider generate "Name three rivers." --draft ngra
 app.command(epilog="Example: outrider chat --draft auto --seed 7")(guarded(chat))
 app.command(epilog="Example: outrider demo --max-tokens 200")(guarded(demo))
 app.command(epilog="Example: outrider audit --draft ngram --prompts 8")(guarded(audit))
+app.command(epilog="Example: outrider bench --draft ngram --workload code --workload repetitive --limit 3")(guarded(bench))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
 app.command(epilog="Example: outrider version")(guarded(version))

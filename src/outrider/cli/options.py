@@ -101,6 +101,7 @@ class ModelOptions:
     max_model_len: int | None = None
     threads: int | None = None
     control: str = "goodput"
+    prefix_cache: bool = True
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ModelOptions:

@@ -1,0 +1,263 @@
+"""Measures drafters against plain decoding, side by side, on the same model, prompts and seeds.
+
+Per workload and drafter: a warm-up of both on the first prompts, which is not counted, then pairs of runs, plain and drafted,
+the order alternating (A B, B A, ...), so that a machine that slows down slows both. Before each drafted run the drafter is made
+anew: what one learned from an answer it must not carry into the next run over the same prompts. Making it, and a few tokens to
+get it going, are not timed. Every answer is compared with the first plain one, token by token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import control as controllers
+from ..config import SamplingParams
+from ..errors import BadInput, OutriderError
+from ..llm import LLM
+from ..models.target import ModelTarget
+from ..protocols import Replayer
+from ..results import Result
+from . import compare
+from .numbers import Run
+from .report import Divergence, Name, Report, Row, row
+from .workloads import Workload
+
+PLAIN = "none"
+FIRST_TOKENS = 8
+"""What is written before every run, untimed: allocations, compiled kernels and the like are paid then."""
+
+Tell = Callable[[str, float], None]
+"""Hears what is being done, and which share of the whole is behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure. `batch`: prompts that are answered together; `limit`: prompts per workload; `repeats`: pairs of runs;
+    `control`: who decides how far to look ahead."""
+
+    drafts: tuple[str, ...]
+    workloads: tuple[Workload, ...]
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int = 0
+    repeats: int = 3
+    batch: int = 1
+    limit: int | None = None
+    control: str = controllers.DEFAULT
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "batch", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"{name} must be at least 1, got {value}")
+        if not self.drafts or not self.workloads:
+            raise BadInput("nothing to measure: name a drafter and a workload")
+        names = [w.name for w in self.workloads]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None:
+            raise BadInput(f"two workloads are called {twice!r}; name each once, or rename a file")
+
+    @property
+    def params(self) -> SamplingParams:
+        """Of every request, plain or not."""
+        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """What is compared with plain decoding, each once."""
+        return tuple(d for d in dict.fromkeys(self.drafts) if d != PLAIN)
+
+    @property
+    def runs(self) -> int:
+        """How many runs it takes, warm-ups included."""
+        return len(self.workloads) * (2 * len(self.drafters) or 1) * (self.repeats + 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """For the report."""
+        names = ("drafts", "max_tokens", "temperature", "seed", "repeats", "batch", "limit")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(slots=True)
+class Cell:
+    """A workload with one drafter, as it is being measured: its runs, and the plain ones beside them."""
+
+    workload: Workload
+    prompts: list[list[int]]
+    who: Name
+    runs: list[Run] = field(default_factory=list)
+    plain: list[Run] = field(default_factory=list)
+    warmup: float = 0.0
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs a plan on a loaded model. `clock` gives seconds; `provenance` goes into the report as it is."""
+
+    llm: LLM
+    plan: Plan
+    tell: Tell = lambda what, share: None
+    clock: Callable[[], float] = time.perf_counter
+    provenance: dict[str, Any] = field(default_factory=dict)
+    _rows: list[Row] = field(default_factory=list)
+    _divergences: list[Divergence] = field(default_factory=list)
+    _workloads: list[Workload] = field(default_factory=list)
+    _reference: list[Result] = field(default_factory=list)
+    _open: list[Cell] = field(default_factory=list)
+    _done: int = 0
+
+    def run(self) -> Report:
+        """Everything. Ctrl-C passes through; `report` then has what was measured. Raises `OutriderError` for a drafter that
+        cannot start, a prompt that is too long, and a model that gives no valid scores."""
+        self._workloads += [w.first(self.plan.limit) for w in self.plan.workloads]
+        asked = [self._encoded(w) for w in self._workloads]
+        for draft in self.plan.drafters:  # one that does not fit is found now, not after an hour
+            self.llm.switch(draft, control=self.plan.control)
+        for workload, prompts in zip(self._workloads, asked, strict=True):
+            self._measure(workload, prompts)
+        self.tell("done", 1.0)
+        return self.report()
+
+    def report(self, interrupted: bool = False) -> Report:
+        """What there is so far, the whole pairs of rows that were not finished included."""
+        for cell in list(self._open):
+            self._close(cell)
+        places = [w.name for w in self._workloads]
+        rows = sorted(self._rows, key=lambda r: (places.index(r.workload), r.draft != PLAIN))
+        settings = self.plan.settings
+        return Report(tuple(rows), tuple(self._divergences), tuple(self._workloads), settings, self.provenance, interrupted)
+
+    def _encoded(self, workload: Workload) -> list[list[int]]:
+        """Token ids of all prompts. `BadInput` names one that the context cannot hold."""
+        prompts = [p.encode(self.llm.tokenizer) for p in workload.prompts]
+        for i, ids in enumerate(prompts):
+            if len(ids) >= self.llm.max_model_len:
+                raise BadInput(
+                    f"workload {workload.name}, prompt {i + 1}: {len(ids)} tokens, but the context of {self.llm.name} holds "
+                    f"{self.llm.max_model_len}, answer included; take it out"
+                )
+        return prompts
+
+    def _measure(self, workload: Workload, prompts: list[list[int]]) -> None:
+        """All drafters on one workload. The row of plain decoding is made of the plain runs beside theirs."""
+        self._reference = []
+        plain = Cell(workload, prompts, Name(PLAIN, PLAIN))
+        self._open = [plain]
+        for draft in self.plan.drafters:
+            cell = Cell(workload, prompts, Name(draft, draft))
+            self._open = [cell, plain]
+            self._pairs(cell, plain)
+            self._close(cell)
+        if not self.plan.drafters:
+            plain.warmup = self._run(plain, prompts[: self.plan.batch]).seconds
+            for _ in range(self.plan.repeats):
+                plain.runs.append(self._run(plain, prompts))
+        self._close(plain)
+
+    def _pairs(self, cell: Cell, plain: Cell) -> None:
+        """Warm-ups, then pairs; a pair counts when both its runs are there."""
+        first = cell.prompts[: self.plan.batch]
+        plain.warmup = self._run(plain, first).seconds
+        cell.warmup = self._run(cell, first).seconds
+        for i in range(self.plan.repeats):
+            if i % 2 == 0:
+                a = self._run(plain, plain.prompts)
+                b = self._run(cell, cell.prompts)
+            else:
+                b = self._run(cell, cell.prompts)
+                a = self._run(plain, plain.prompts)
+            cell.plain.append(a)
+            plain.runs.append(a)
+            cell.runs.append(b)
+
+    def _run(self, cell: Cell, prompts: list[list[int]]) -> Run:
+        """One pass over the prompts, group by group, timed. What the first plain one says is what all must say."""
+        self.tell(f"{cell.workload.name}: {cell.who.draft}", self._done / self.plan.runs)
+        self._done += 1
+        self._prepare(cell, prompts)
+        run, sinks = Run(), self.llm.engine.sinks
+        sinks.append(run.hear)
+        try:
+            for group in _groups(prompts, self.plan.batch):
+                self._wait()
+                begin = self.clock()
+                run.results += self.llm.generate(group, self.plan.params)
+                self._wait()
+                run.seconds += self.clock() - begin
+        finally:
+            sinks.remove(run.hear)
+        self._check(cell, run)
+        if cell.who.draft == PLAIN and len(run.results) > len(self._reference):
+            self._reference = run.results
+        return run
+
+    def _prepare(self, cell: Cell, prompts: list[list[int]]) -> None:
+        """The drafter, fresh, with a few tokens behind it. One that replays answers is told them."""
+        draft = cell.who.draft
+        if draft != PLAIN or self.llm.engine.drafter.name != PLAIN:
+            self.llm.switch(draft, control=self.plan.control)
+        drafter = self.llm.engine.drafter.drafter
+        cell.who = dataclasses.replace(cell.who, drafter=drafter.name, synthetic=isinstance(drafter, Replayer))
+        if isinstance(drafter, Replayer):
+            for result in self._reference:
+                drafter.record(result.prompt_token_ids, self.plan.params, result.token_ids)
+        few = dataclasses.replace(self.plan.params, max_tokens=min(FIRST_TOKENS, self.plan.max_tokens))
+        self.llm.generate(list(prompts[: self.plan.batch]), few)
+
+    def _check(self, cell: Cell, run: Run) -> None:
+        """Note a drafter that was switched off; `OutriderError` for an answer that ended in an error of its own."""
+        reason = self.llm.engine.drafter.reason
+        if reason is not None:
+            cell.who = dataclasses.replace(cell.who, note=reason)
+        for i, result in enumerate(run.results):
+            if result.finish_reason == "error":
+                why = result.error or "the model gave no valid scores; try another --dtype or --device"
+                raise OutriderError(f"workload {cell.workload.name}, prompt {i + 1}: {why}")
+
+    def _wait(self) -> None:
+        """Until the device has done what it was told: work of one group must not be counted with the next."""
+        device = self.llm.engine.target.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def _close(self, cell: Cell) -> None:
+        """A row of what was measured, if anything was."""
+        self._open.remove(cell)
+        if cell.runs:
+            self._rows.append(row(cell.workload, cell.who, cell.runs, cell.plain or cell.runs, self._equal(cell), cell.warmup))
+
+    def _equal(self, cell: Cell) -> int:
+        """How many answers are the plain ones. The first divergence of every prompt is written down."""
+        equal, seen = 0, set[int]()
+        for run in cell.runs:
+            for i, (want, got) in enumerate(zip(self._reference, run.results, strict=True)):
+                same = (want.token_ids, want.text, want.finish_reason) == (got.token_ids, got.text, got.finish_reason)
+                equal += same
+                if not same and i not in seen:
+                    seen.add(i)
+                    self._divergences.append(self._difference(cell, i, want, got))
+        return equal
+
+    def _difference(self, cell: Cell, prompt: int, want: Result, got: Result) -> Divergence:
+        at = compare.divergence(want.token_ids, got.token_ids)
+        at = len(want.token_ids) if at is None else at
+        ours, theirs = (r.token_ids[at] if at < len(r.token_ids) else None for r in (want, got))
+        request = self.llm._request(list(want.prompt_token_ids), self.plan.params)
+        request.tokens += want.token_ids[:at]
+        target = self.llm.engine.target
+        assert isinstance(target, ModelTarget)
+        judged = compare.judge(target, request, ours, theirs)
+        name, draft = cell.workload.name, cell.who.draft
+        return Divergence(name, draft, prompt + 1, at, ours, theirs, judged.near_tie, judged.gap)
+
+
+def _groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:
+    for i in range(0, len(prompts), size):
+        yield list(prompts[i : i + size])

@@ -1,0 +1,182 @@
+"""`outrider bench`: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from outrider import registry
+from outrider.bench.runner import Runner
+from outrider.cli import bench
+from outrider.llm import LLM
+from tests.models.tiny_gguf import Tiny
+
+ROW = {"tokens_per_second", "speedup", "tau", "alpha", "acceptance_by_position", "draft_seconds", "verify_seconds"}
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    Tiny(kind="Q4_1").write(tmp_path / "tiny.gguf")
+    return str(tmp_path / "tiny.gguf")
+
+
+@pytest.fixture
+def small(model: str, tmp_path: Path) -> list[str]:
+    """A command on two short prompts."""
+    file = tmp_path / "short.txt"
+    file.write_text("ab ab ab ab\n\nhello hello\n\nleft out")
+    sizes = ("--max-tokens", "12", "--repeats", "2", "--limit", "2", "--control", "fixed")
+    return ["bench", "--model", model, "--dtype", "float64", "--workload", str(file), *sizes]
+
+
+def test_json(run, small: list[str], tmp_path: Path) -> None:
+    result = run(*small, "--draft", "ngram", "--draft", "synthetic:rate=1", "--json", "--output", str(tmp_path / "out.json"))
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert report == json.loads((tmp_path / "out.json").read_text())
+    assert (report["verdict"], report["interrupted"], report["divergences"]) == ("equal", False, [])
+    rows = report["results"]
+    assert [(r["workload"], r["draft"], r["synthetic"]) for r in rows] == [
+        ("short", "none", False), ("short", "ngram", False), ("short", "synthetic:rate=1", True),
+    ]  # fmt: skip
+    assert all(set(r) >= ROW for r in rows) and all(r["equal"] == r["compared"] > 0 for r in rows)
+    assert set(rows[1]["speedup"]) == {"median", "min", "max", "low", "high", "pairs"} and rows[2]["alpha"] == 1.0
+    assert report["settings"]["repeats"] == 2 and len(report["workloads"][0]["sha256"]) == 2
+    assert {"commit", "torch", "device", "dtype", "threads", "platform", "command", "date"} <= set(report["provenance"])
+    assert "short: ngram" in result.stderr and "100% done" in result.stderr
+
+
+def test_a_table_for_people(run, small: list[str]) -> None:
+    result = run(*small, "--draft", "auto", "--draft", "synthetic:rate=1,depth=3", "--temperature", "1", "--batch", "2")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split()[:4] == ["workload", "drafter", "tok/s", "speed-up"]
+    assert [line.split()[1] for line in lines[1:4]] == ["none", "auto", "synthetic:rate=1,depth=3*"]
+    assert "auto (suffix)" in lines[2] and "100%" in lines[3]
+    assert "tau:" in result.stdout and "not a real drafter" in result.stdout
+    assert "8 of 8 answers are those of plain decoding" in result.stdout
+
+
+def test_the_default_drafters(run, small: list[str]) -> None:
+    rows = json.loads(run(*small, "--json").stdout)["results"]
+    assert [(r["draft"], r["drafter"]) for r in rows] == [("none", "none"), ("auto", "suffix")]
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = LLM.generate
+
+    def spoiled(self, prompts, params):
+        results = generate(self, prompts, params)
+        if self.engine.drafter.name == "ngram":
+            ids = results[0].token_ids
+            results[0] = replace(results[0], token_ids=(*ids[:2], (ids[2] + 1) % 200, *ids[3:]))
+        return results
+
+    monkeypatch.setattr(LLM, "generate", spoiled)
+
+
+def test_a_text_that_differs_ends_with_1(run, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(monkeypatch)
+    result = run(*small, "--draft", "ngram")
+    assert result.exit_code == 1
+    assert "0/4 DIFFER" in result.stdout and "0 of 4 answers" in result.stdout
+    assert "DIFFERENT TEXT (FAULT): short, ngram, prompt 1: token 2 is" in result.stdout
+    result = run(*small, "--draft", "ngram", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["verdict"] == "different"
+
+
+def test_losses_are_named(run, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Runner.__init__
+
+    def slow(self, llm, plan, tell, **more) -> None:
+        now = [0.0]
+
+        def clock() -> float:
+            now[0] += 2.0 if llm.engine.drafter.name == "ngram" else 1.0
+            return now[0]
+
+        real(self, llm, plan, tell, clock, **more)
+
+    monkeypatch.setattr(Runner, "__init__", slow)
+    result = run(*small, "--draft", "ngram")
+    assert result.exit_code == 0, result.output
+    assert "0.50 [0.50, 0.50]" in result.stdout and result.stdout.splitlines()[2].endswith("LOSS")
+    assert "LOSS: on short, ngram is slower than plain decoding: 0.50 times its speed" in result.stdout
+
+
+@pytest.mark.parametrize(("after", "words"), [(6, "interrupted: this is what was measured by then"), (1, "nothing was measured")])
+def test_ctrl_c(run, small: list[str], monkeypatch: pytest.MonkeyPatch, after: int, words: str) -> None:
+    passes, calls = Runner._run, []
+
+    def interrupted(self, cell, prompts):
+        calls.append(cell)
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        return passes(self, cell, prompts)
+
+    monkeypatch.setattr(Runner, "_run", interrupted)
+    result = run(*small, "--draft", "ngram")
+    assert result.exit_code == 130 and words in result.output and "interrupted" in result.stderr
+    assert ("ngram" in result.stdout) == (after == 6)
+
+
+def test_ctrl_c_with_json(run, small: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self, cell, prompts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "_run", interrupted)
+    result = run(*small, "--json")
+    assert result.exit_code == 130 and json.loads(result.stdout)["interrupted"] is True
+
+
+def test_a_drafter_that_was_switched_off_is_said(run, small: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {name: registry.get(name) for name in registry.names()}
+    monkeypatch.setattr(registry, "_table", lambda: table)  # what this test registers is gone after it
+    file = tmp_path / "broken.py"
+    file.write_text(
+        "from outrider import Drafter, register\n@register('broken')\nclass Broken(Drafter):\n    def __init__(self, config):\n"
+        "        pass\n    def propose(self, batch, budget):\n        raise ZeroDivisionError\n"
+    )
+    result = run(*small, "--draft", str(file))
+    assert result.exit_code == 0, result.output
+    assert "no guesses, switched off" in result.stdout and "its numbers are not the drafter's" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--draft", "nosuch"], "unknown drafter"),
+        (["--draft", "ngram:nosuch=1"], "has no key"),
+        (["--workload", "nosuch"], "no workload"),
+        (["--workload", "code", "--workload", "code"], "two workloads"),
+        (["--repeats", "0"], "--repeats"),
+        (["--temperature", "-1"], "temperature"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--output", "/no/such/directory/x.json"], "--output"),
+        (["--model", "/no/such/model"], "no model"),
+    ],
+)
+def test_bad_usage_ends_with_2(run, options: list[str], words: str) -> None:
+    result = run("bench", *options)
+    assert result.exit_code == 2 and words in result.output
+
+
+def test_prompts_too_long_for_the_model(run, model: str) -> None:
+    result = run("bench", "--model", model, "--workload", "summarise", "--draft", "ngram")
+    assert result.exit_code == 2 and "workload summarise, prompt 1" in result.stderr
+
+
+def test_help_lists_drafters(run) -> None:
+    result = run("bench", "--draft", "help")
+    assert result.exit_code == 0 and "NOT A REAL DRAFTER" in result.stdout
+
+
+def test_a_wide_interval_is_kept_short() -> None:
+    from outrider.bench.numbers import Speedup
+
+    assert bench._spread(Speedup.of([0.5, 9.0])) == "[0.00, 100+]"
+    assert bench._spread(Speedup.of([0.5])) == ""
