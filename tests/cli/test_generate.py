@@ -49,7 +49,8 @@ def test_every_option_reaches_its_place(run, script):
     )
     assert run("generate", "hi", *options.split()).exit_code == 0
     assert script.loaded == {
-        "model": "m.gguf", "draft": "ngram:max=5", "control": "adaptive", "accept": "rejection", "device": "cpu",
+        "model": "m.gguf", "draft": "ngram:max=5", "prefix_cache": True,
+        "control": "adaptive", "accept": "rejection", "device": "cpu",
         "dtype": "float32", "max_model_len": 99,
     }  # fmt: skip
     [(prompt, params)] = script.asked

@@ -106,7 +106,7 @@ class ModelOptions:
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ModelOptions:
         """From a command's parameters, by name."""
-        return cls(**{f.name: given[f.name] for f in fields(cls)})
+        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
 
 
 @dataclass(frozen=True, slots=True)
