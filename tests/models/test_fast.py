@@ -1,0 +1,127 @@
+"""Captured rounds and fused decoders beside their plain twins: the same tokens, whatever drafts.
+
+Runs on a card, or on CPU under Triton's interpreter (`TRITON_INTERPRET=1`), where rounds are played kernel by kernel.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from outrider import registry
+from outrider.accept import PerRequest
+from outrider.bench import tiny
+from outrider.cache.paged import PagedCache
+from outrider.config import SamplingParams
+from outrider.control import Fixed
+from outrider.drafters import draft_model
+from outrider.drafters.draft_model import DraftModel
+from outrider.engine import Engine
+from outrider.guard import Guard
+from outrider.loading import start_for
+from outrider.models import hf, rows
+from outrider.protocols import Drafter
+from outrider.sampling import TextSampler
+from outrider.scheduler import Scheduler
+from outrider.types import Finish, Request
+
+pytest.importorskip("triton")
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+pytestmark = pytest.mark.skipif(
+    not CUDA and os.environ.get("TRITON_INTERPRET") != "1", reason="needs a GPU or TRITON_INTERPRET=1"
+)
+
+OPTIONS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=8, seed=7),
+    "sampled": SamplingParams(temperature=1.0, max_tokens=8, seed=7, top_p=0.8, top_k=12),
+}
+
+
+@pytest.fixture(autouse=True)
+def anchored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CPU, too, KV is read by the anchored kernels."""
+    if not CUDA:
+        for module in (rows, hf, draft_model):
+            monkeypatch.setattr(module, "anchors", lambda cache: True)
+        monkeypatch.setattr(hf, "pack", lambda model: 0)
+
+
+def decoder(family: str, fused: bool, seed: int = 0) -> Any:
+    from outrider.models.native import Native
+
+    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=1).to(DEVICE)
+    return (Native if fused else hf.Decoder)(made, family)
+
+
+class World:
+    """A fast target around a decoder, its requests, and how many rounds were captured shapes."""
+
+    def __init__(self, own: Any) -> None:
+        from outrider.models.fast import FastTarget
+
+        self.decoder = own
+        self.cache = PagedCache(own.layers, 24, 64, torch.float32, DEVICE)
+        self.target = FastTarget(own, self.cache, TextSampler(own.vocab_size), 256, lanes=8)
+
+    def run(self, drafter: Drafter, params: SamplingParams, count: int = 3) -> list[Request]:
+        guard = Guard(drafter, self.decoder.vocab_size)
+        guard.start(start_for(self.target, drafter, "tiny", None))
+        engine = Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, separate=True), PerRequest(), Fixed(drafter))
+        requests = [tiny.request(p, params, seed=i, limit=200) for i, p in enumerate(tiny.prompts(count, 3, 2, 12))]
+        for request in requests:
+            engine.add(request)
+        while engine.step() is not None:
+            pass
+        assert guard.working, guard.reason
+        assert all(r.finish is not Finish.RUNNING and r.flying == 0 for r in requests)
+        assert self.cache.free() == self.cache.capacity
+        return requests
+
+
+def drafting(own: Any, **config: int) -> DraftModel:
+    made = DraftModel(DraftModel.Config(path="tiny", **config))
+    made.start = lambda start: made.bind(own, start)  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(("family", "fused"), [("llama", True), ("qwen3", True), ("mistral", False)])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_texts_are_those_of_plain_passes(family: str, fused: bool, name: str) -> None:
+    """Whether rounds are captured, whatever drafts: one text."""
+    params, own = OPTIONS[name], decoder(family, fused)
+    plain = World(own)
+    plain.target.steady = lambda batch: False  # type: ignore[method-assign]
+    expected = [r.output for r in plain.run(registry.parse("none"), params)]
+    assert not plain.target.machine.shapes
+    for drafter in (
+        registry.parse("none"),
+        registry.parse("ngram:min=1"),
+        drafting(own, depth=3),
+        drafting(own, depth=2, width=2),
+    ):
+        world = World(own)
+        assert [r.output for r in world.run(drafter, params)] == expected, drafter.name
+        assert world.target.machine.shapes
+
+
+def test_the_target_as_its_own_draft_is_always_right() -> None:
+    """A chain that is one replay, and full acceptance, which leaves the last guess without KV."""
+    own = decoder("llama", True)
+    drafter = drafting(decoder("llama", True), depth=3)
+    requests = World(own).run(drafter, SamplingParams(temperature=0.0, max_tokens=13, seed=7, ignore_eos=True))
+    assert drafter.chains is not None
+    assert all(r.stats.accepted == r.stats.drafted > 0 for r in requests)
+    assert all(r.stats.tokens == r.stats.rounds + r.stats.accepted for r in requests)
+
+
+def test_requests_that_lanes_cannot_hold_share_a_batch_with_others() -> None:
+    own = decoder("llama", True)
+    params = SamplingParams(temperature=0.0, max_tokens=8, seed=7, repetition_penalty=1.3)
+    plain = World(own)
+    plain.target.steady = lambda batch: False  # type: ignore[method-assign]
+    expected = [r.output for r in plain.run(registry.parse("none"), params)]
+    assert [r.output for r in World(own).run(registry.parse("ngram:min=1"), params)] == expected
