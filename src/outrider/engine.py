@@ -58,9 +58,13 @@ class Engine:
         pending, self.ahead = self.ahead or self.launch(), None
         if pending is None:
             return self.recovery.report()
-        if self._blind(pending):
-            self.ahead = self.launch(blind=True)
-        outcome = self.book(pending)
+        try:
+            if self._blind(pending):
+                self.ahead = self.launch(blind=True)
+            outcome = self.book(pending)
+        except BaseException:
+            self._ground(pending)
+            raise
         try:
             if pending.answer is not None and self.ahead is None and not any(outcome.finish):
                 self.ahead = self.launch()
@@ -117,6 +121,12 @@ class Engine:
         if self.scheduler.idle:
             self.ahead = None  # nobody is left to hear of it
         return event
+
+    def _ground(self, pending: Pending) -> None:
+        """A round that nobody will read: what the host knows counts, and it is done again."""
+        for request in (*pending.batch.requests, *(self.ahead.batch.requests if self.ahead else ())):
+            request.flying = 0
+        self.ahead = None
 
     def _blind(self, pending: Pending) -> bool:
         """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""

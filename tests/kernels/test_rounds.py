@@ -92,7 +92,7 @@ def request(rng: random.Random, columns: int) -> SimpleNamespace:
     tokens = [rng.randrange(VOCAB) for _ in range(rng.choice([2, 63, 64, 130, 245]))]
     done = rng.choice([0, 0, 0, 0, int(Finish.STOP)])
     return SimpleNamespace(
-        stop_ids=stops, room=rng.choice([1, 2, columns + 1, 100]), tokens=tokens, done=done, kept=rng.random() < 0.5
+        stop_ids=stops, room=rng.choice([1, 2, columns + 1, 100]), tokens=tokens, done=done, kept=bool(done) or rng.random() < 0.5
     )
 
 
@@ -278,3 +278,15 @@ def test_lanes_agree_with_the_book():
     """Host and device number the same things in the same way."""
     assert book.STOPS == STOPS
     assert int(Lanes.make(3, 2, DEVICE).done.min()) == Finish.ABORT
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_lane_that_is_done_runs_again_on_the_hosts_word(seed):
+    """A round whose result was lost may have ended a request that the host still knows as running."""
+    c = case(seed, False, 5)
+    c.lanes.done[c.given.lane[: len(c.requests)].long()] = int(Finish.STOP)
+    c.given.length[0] = len(c.requests[0].tokens)
+    c.given.last[0], c.given.previous[0], c.given.room[0] = c.requests[0].tokens[-1], c.requests[0].tokens[-2], 7
+    rows = c.prepare()
+    assert int(c.lanes.done[int(c.given.lane[0])]) == 0
+    assert int(rows.attend[0]) == len(c.requests[0].tokens) - 1

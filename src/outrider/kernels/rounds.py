@@ -98,12 +98,13 @@ def _prepare(
         tl.store(lPREV + lane, tl.load(PREV + b))
         tl.store(lLENGTH + lane, given)
         tl.store(lROOM + lane, tl.load(ROOM + b))
+        tl.store(lDONE + lane, 0)
         last = tl.load(LAST + b)
         length = given
     else:
         last = tl.load(lLAST + lane)
         length = tl.load(lLENGTH + lane)
-    running = tl.load(lDONE + lane) == 0
+    running = (given >= 0) | (tl.load(lDONE + lane) == 0)
     tl.store(KNOWN + b, length)
     size = tl.load(SIZES + b)
     s = tl.arange(0, NP)  # slot; node s - 1

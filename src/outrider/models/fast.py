@@ -16,7 +16,7 @@ from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
 from .answer import Answer, mark
 from .lanes import LaneBook, filters, fits
-from .rounds import Machine, Play, shape_of
+from .rounds import Machine, Play, Shape, shape_of
 from .target import ModelTarget
 
 
@@ -52,16 +52,20 @@ class FastTarget(ModelTarget):
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses where the round wants them: a captured one takes them from the host."""
-        if proposal.tokens.device.type != "cpu" or (self.steady(batch) and proposal.resume is None):
+        if proposal.tokens.device.type != "cpu" or self._shape(batch, proposal) is not None:
             return proposal
         return proposal.to(self.device)
 
+    def _shape(self, batch: Batch, proposal: Proposal) -> Shape | None:
+        """The captured round that can do this, if one can."""
+        if not self.steady(batch) or proposal.resume is not None or proposal.q is not None:
+            return None
+        longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
+        return shape_of(proposal, longest, any(map(filters, batch.requests)))
+
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """See `ModelTarget.score`; a captured round brings its verdict along."""
-        shape = None
-        if self.steady(batch) and proposal.resume is None and proposal.q is None:
-            longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
-            shape = shape_of(proposal, longest, any(map(filters, batch.requests)))
+        shape = self._shape(batch, proposal)
         if shape is None:
             return super().score(batch, proposal.to(self.device))
         lanes = self.book.take(batch.requests)

@@ -7,6 +7,7 @@ buckets of its own, so it is never padded to a tree's rows. Graphs are captured 
 
 from __future__ import annotations
 
+import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import OutriderWarning
 from ..types import Proposal
 from .lanes import staged
 from .rows import Rows
@@ -145,7 +147,7 @@ class Round:
         self.features: dict[str, Tensor] = {}
         self._last: tuple[object, ...] | None = None
         self._blank()
-        self.graph = capture(self._work, machine.pool) if machine.graphs else None
+        self.graph = machine.captured(self._work)
 
     def _blank(self) -> None:
         """Nothing but padding: what capture runs on."""
@@ -242,6 +244,20 @@ class Machine:
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._rounds: dict[Shape, Round] = {}
         self._moved: tuple[int, ...] = ()
+
+    def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
+        """`work` as a graph; None, once and for all, for a model whose pass cannot be captured: it is then run as it is."""
+        if not self.graphs:
+            return None
+        try:
+            return capture(work, self.pool)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.graphs = False
+            why = str(error).splitlines()[0]
+            warnings.warn(f"rounds are not captured, which costs speed only: {why}", OutriderWarning, stacklevel=2)
+            return None
 
     def table(self, lane: Tensor) -> Tensor:
         """Block tables of the round's requests, `[B, blocks]`."""
