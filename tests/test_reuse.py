@@ -67,9 +67,10 @@ def test_a_round_ahead_is_only_for_those_who_were_all_in_the_last() -> None:
         own.add(r)
     work(own)
     batch = own.next()
+    own.launched(batch, (0, 0))
     assert own.calm(batch)
     own.running.append(request(9))
-    assert not own.calm(batch)
+    assert not own.calm(batch), "who is not in flight is not known to the device"
 
 
 @pytest.mark.parametrize("separate", [False, True])

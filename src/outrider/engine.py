@@ -42,6 +42,7 @@ class Engine:
         self.accept, self.controller = accept, controller
         self.sinks: list[Sink] = []
         self.ahead: Pending | None = None
+        self._owed: StepEvent | None = None
         self.recovery = Recovery(scheduler, self.release)
 
     def add(self, request: Request) -> None:
@@ -55,6 +56,9 @@ class Engine:
     def step(self) -> StepEvent | None:
         """One round, or None when there is nothing to do. Where nothing has to be known for it, the next one is launched before
         this one is read; else before its text is told, unless somebody's end makes room for others."""
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            return owed
         pending, self.ahead = self.ahead or self.launch(), None
         if pending is None:
             return self.recovery.report()
@@ -65,17 +69,20 @@ class Engine:
         except BaseException:
             self._ground(pending)
             raise
-        try:
-            if pending.answer is not None and self.ahead is None and not any(outcome.finish):
-                self.ahead = self.launch()
-        finally:
-            event = self.tell(pending, outcome)
-        return event
+        if pending.answer is not None and self.ahead is None and not any(outcome.finish):
+            try:
+                self.ahead = self.launch(early=True)
+            except BaseException:
+                self._owed = self.tell(pending, outcome)  # for whoever asks next
+                self._ground(pending)
+                raise
+        return self.tell(pending, outcome)
 
-    def launch(self, blind: bool = False) -> Pending | None:
-        """The next round, or as much of it as memory allows. `blind`: the round before has not been read."""
+    def launch(self, blind: bool = False, early: bool = False) -> Pending | None:
+        """The next round, or as much of it as memory allows. `blind`: the round before has not been read; `early`: it has not
+        been told, so that nobody may be ended for want of memory."""
         batch = self.scheduler.next(blind)
-        return None if batch is None else self.recovery.run(self._round, batch)
+        return None if batch is None else self.recovery.run(self._round, batch, optional=blind or early)
 
     def _round(self, batch: Batch, guess: bool) -> Pending:
         """Everything the device does in a round; no host sync inside."""
@@ -113,7 +120,7 @@ class Engine:
         """Text, stop strings, statistics, freeing."""
         event = self._event(pending, outcome)
         for item in event.committed:
-            if item.request.finish is not Finish.RUNNING:
+            if item.request.finish is not Finish.RUNNING and not item.late:
                 self.release(item.request)
         self.controller.observe(event)
         for sink in self.sinks:
@@ -124,7 +131,7 @@ class Engine:
 
     def _ground(self, pending: Pending) -> None:
         """A round that nobody will read: what the host knows counts, and it is done again."""
-        for request in (*pending.batch.requests, *(self.ahead.batch.requests if self.ahead else ())):
+        for request in (*pending.batch.requests, *self.scheduler.running):
             request.flying = 0
         self.ahead = None
 

@@ -13,7 +13,7 @@ from . import tree
 from .errors import OutriderError, OutriderWarning
 from .protocols import Drafter, Start
 from .recovery import out_of_memory
-from .types import ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
+from .types import PROBE, ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
 
 _PATIENCE = 3
 """Unsound proposals (bad tokens, bad tree) before a drafter is switched off; an exception does it at once."""
@@ -126,7 +126,9 @@ class Guard:
         """Chains on a device: nobody waits to see whether tokens and sizes are possible, they are made so."""
         most = torch.tensor(proposal.widths).to(proposal.sizes.device, non_blocking=True)
         sizes = torch.minimum(proposal.sizes.clamp(min=0), most)
-        return replace(proposal, tokens=proposal.tokens.clamp(0, self._vocab - 1), sizes=sizes)
+        columns = torch.arange(-1, proposal.columns - 1, device=proposal.sizes.device).expand_as(proposal.parents)
+        tokens, source = proposal.tokens.clamp(0, self._vocab - 1), proposal.source.clamp(min=PROBE)
+        return replace(proposal, tokens=tokens, parents=columns, source=source, sizes=sizes)
 
     def _sound(self, proposal: object, batch: Batch, budget: Budget) -> bool:
         if not isinstance(proposal, Proposal) or not isinstance(proposal.resume, Resume | None):

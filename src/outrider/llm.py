@@ -183,7 +183,7 @@ class LLM:
         """One round; what it committed goes to the streams that are open, whoever asked for the round."""
         event = self.engine.step()
         for item in event.committed if event is not None else ():
-            if item.request.id in self._inboxes:
+            if item.request.id in self._inboxes and not item.late:
                 self._inboxes[item.request.id].append(item)
 
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Result:

@@ -25,6 +25,8 @@ def add(stats: Stats, item: Committed) -> None:
 def charge(event: StepEvent, now: float) -> None:
     """Book a round's seconds with every request it served (each of them waited for all of it)."""
     for item in event.committed:
+        if item.late:
+            continue
         stats = item.request.stats
         stats.draft_seconds += event.draft_seconds
         stats.verify_seconds += event.verify_seconds

@@ -40,7 +40,7 @@ class Outcome:
         """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
         request, count = self.batch.requests[b], self.counts[b]
         if request.finish is not Finish.RUNNING:  # stopped while the round was in flight: it keeps what it had
-            return Committed(request, (), (), 0, 0, (), (), "", request.finish)
+            return Committed(request, (), (), 0, 0, (), (), "", request.finish, late=True)
         fresh = self.tokens[b][:count]
         finish = Finish(self.finish[b])
         used = _write(request, fresh, finish)

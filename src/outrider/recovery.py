@@ -37,9 +37,9 @@ class Recovery:
         self._failed: list[Request] = []
         self.retries = 0
 
-    def run(self, launch: Callable[[Batch, bool], T], batch: Batch) -> T | None:
+    def run(self, launch: Callable[[Batch, bool], T], batch: Batch, optional: bool = False) -> T | None:
         """`launch(batch, guess)`, or as much of it as memory allows. None if not even one request could run (it has ended,
-        see `ended`), or if the round was one ahead of what is known, which can wait."""
+        see `ended`), or if the round is `optional`: one ahead, which can wait."""
         guess = True
         while True:
             try:
@@ -53,7 +53,7 @@ class Recovery:
             # Past the handler, so that the failed round's tensors, which its traceback holds, are gone.
             _give_back()
             self.retries += 1
-            if batch.blind:
+            if optional:
                 return None
             if len(batch) > 1:
                 batch = half(batch)

@@ -92,7 +92,7 @@ class Scheduler:
     def calm(self, batch: Batch) -> bool:
         """Whether the next round's batch is known before `batch`'s round is read: everybody writes, nobody waits or would have to
         give way."""
-        known = not self.waiting and all(batch.ready) and len(batch) == len(self.running)
+        known = not self.waiting and all(batch.ready) and all(r.flying for r in self.running)
         return known and self.cache.free() >= len(self.running) * (self.lookahead + CALM)
 
     def launched(self, batch: Batch, widths: Sequence[int]) -> None:
@@ -107,6 +107,7 @@ class Scheduler:
         if not blind:
             self._admit(rooms)
         able = [(r, self._chunk(r), room) for r, room in zip(self.running, rooms, strict=True) if r.room > bool(r.flying)]
+        able = [fed for fed in able if fed[0].flying] if blind else able
         chosen: list[Fed] = []
         rows = 0
         for request, pending, room in self._turn(able) if self.separate else able:

@@ -319,7 +319,7 @@ class Stats:
 @dataclass(frozen=True, slots=True)
 class Committed:
     """One request's share of a round, on the host: tokens committed, their origins (drafter index, or NONE for the target's
-    own), guesses offered and kept per depth, after all cutting."""
+    own), guesses offered and kept per depth, after all cutting. `late`: the request had ended before the round was read."""
 
     request: Request
     tokens: tuple[int, ...]
@@ -332,6 +332,7 @@ class Committed:
     finish: Finish
     logprobs: tuple[tuple[Logprob, ...], ...] | None = None
     processed_logprobs: tuple[tuple[Logprob, ...], ...] | None = None
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,9 @@ class Work:
         chunks = triton.cdiv(usable, CHUNK)
         single, whole, double = torch.float32, torch.int32, torch.int64
         partials = (some(single, chunks), some(single, chunks), some(whole, chunks), some(whole, chunks))
-        return cls(usable, filters, *partials, some(double, 64), some(whole), some(double, GATHERED), some(double))
+        return cls(
+            usable, filters, *partials, some(double, 64), some(whole), some(double, GATHERED if filters else 1), some(double)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class Chain:
         write = torch.where(there & (block > 0), block.long() * 64 + place % 64, 0)
         attend = torch.where(there, place, -1)
         ends = torch.arange(1, self.shape.requests + 1, device=lane.device) * fed - 1
-        token = tokens.reshape(-1).long().clamp(0, owner.usable - 1)
+        token = tokens.reshape(-1).long().clamp(0, owner.decoder.vocab_size - 1)
         wanted: Tensor | None = ends
         part, at = slice(0, fed), self.tiles[0]
         for k in range(self.shape.guesses):

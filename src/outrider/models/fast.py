@@ -52,7 +52,11 @@ class FastTarget(ModelTarget):
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses where the round wants them: a captured one takes them from the host."""
-        if proposal.tokens.device.type != "cpu" or self._shape(batch, proposal) is not None:
+        if self._shape(batch, proposal) is not None:
+            return proposal
+        if batch.blind:  # only a captured round can go on from where the device is
+            return Proposal.empty(len(batch))
+        if proposal.tokens.device.type != "cpu":
             return proposal
         return proposal.to(self.device)
 

@@ -40,10 +40,11 @@ class LaneBook:
     def take(self, requests: Sequence[Request]) -> list[int]:
         """The lanes of `requests`, new ones set up on the device, with block tables as the cache has them now."""
         fresh = [r for r in requests if r.id not in self._of]
-        for request in fresh:
-            self._of[request.id] = self._free.pop()
-        if fresh:
-            self._introduce(fresh)
+        if fresh:  # noted only once the device has been told, which may fail
+            lanes = self._free[-len(fresh) :]
+            self._introduce(fresh, lanes)
+            del self._free[-len(fresh) :]
+            self._of.update(zip((r.id for r in fresh), lanes, strict=True))
         changed = [r for r in requests if self.cache.blocks(r) is not self._blocks.get(r.id)]
         if changed:
             self._map(changed)
@@ -59,9 +60,9 @@ class LaneBook:
         if lane is not None:
             self._free.append(lane)
 
-    def _introduce(self, fresh: Sequence[Request]) -> None:
+    def _introduce(self, fresh: Sequence[Request], given: list[int]) -> None:
         """Upload what never changes while a request runs."""
-        ids = np.array([self._of[r.id] for r in fresh], dtype=np.int64)
+        ids = np.array(given, dtype=np.int64)
         rows = np.array([_constants(r) for r in fresh], dtype=np.int64)
         table = _upload(np.concatenate([ids[:, None], rows], 1), self.lanes.last.device)
         lanes, at = self.lanes, table[:, 0]
@@ -78,12 +79,13 @@ class LaneBook:
         """Upload block tables that grew, shrank or moved."""
         at = np.array([self._of[r.id] for r in changed], dtype=np.int64)
         for request, lane in zip(changed, at.tolist(), strict=True):
-            blocks = self._blocks[request.id] = self.cache.blocks(request)
-            row = self._host[lane]
-            row[: len(blocks)] = blocks
-            row[len(blocks) :] = 0
+            blocks, row = self.cache.blocks(request), self._host[lane]
+            count = min(len(blocks), len(row))  # no captured round reaches further
+            row[:count] = blocks[:count]
+            row[count:] = 0
         device = self.lanes.last.device
         self.lanes.table.index_copy_(0, _upload(at, device), _upload(self._host[at], device))
+        self._blocks.update((request.id, self.cache.blocks(request)) for request in changed)
 
 
 def fits(request: Request) -> bool:

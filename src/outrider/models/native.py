@@ -79,6 +79,7 @@ class Native(Decoder):
         self.products = Products()
         self._check_products()
         self._angles: tuple[Tensor, Tensor] | None = None
+        self._tables: list[tuple[Tensor, Tensor]] = []
 
     def _check_products(self) -> None:
         """Find out which products have rows that do not care who shares the pass (all layers have the same shapes)."""
@@ -94,6 +95,7 @@ class Native(Decoder):
             like = torch.zeros(1, dtype=torch.float32, device=self.device)
             cos, sin = self.base.rotary_emb(like, position_ids=positions)
             self._angles = cos[0].contiguous(), sin[0].contiguous()
+            self._tables.append(self._angles)  # captured graphs go on reading the smaller ones
         return self._angles
 
     @torch.inference_mode()

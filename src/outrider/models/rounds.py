@@ -164,7 +164,7 @@ class Round:
         from ..kernels.attention import Where
 
         machine, shape, fields = self.machine, self.shape, self.fields
-        rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.usable, machine.max_len), shape.tree)
+        rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.decoder.vocab_size, machine.max_len), shape.tree)
         where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
         logits, self.features = machine.decoder.scored(packed, machine.cache, machine.features)
@@ -175,9 +175,12 @@ class Round:
 
     def play(self, play: Play) -> None:
         """Run it. Nothing waits for the device."""
-        if not self._same(play):
+        said = (tuple(play.lanes), play.proposal.widths) if play.numbers is None else None
+        if not self._same(play, said):
+            self._last = None
             self._fill(play)
             self.flat.copy_(staged(self.host, self.flat.device), non_blocking=True)
+            self._last = said
         proposal, count = play.proposal, len(play.lanes)
         if proposal.columns and proposal.tokens.device.type != "cpu":
             fields, n = self.fields, min(proposal.columns, self.shape.columns)
@@ -189,13 +192,10 @@ class Round:
         else:
             self.graph.replay()
 
-    def _same(self, play: Play) -> bool:
+    def _same(self, play: Play, said: tuple[object, ...] | None) -> bool:
         """Whether the buffer already says what this round needs: the same lanes go on, and the device knows the rest."""
-        said = (tuple(play.lanes), play.proposal.widths) if play.numbers is None else None
-        same = said is not None and said == self._last and play.proposal.tokens.device.type != "cpu"
-        same = same or (said is not None and said == self._last and not any(play.proposal.widths))
-        self._last = said
-        return same
+        told = play.proposal.tokens.device.type == "cpu" and any(play.proposal.widths)
+        return said is not None and said == self._last and not told
 
     def _fill(self, play: Play) -> None:
         given, proposal, count = self.given, play.proposal, len(play.lanes)
@@ -243,7 +243,7 @@ class Machine:
         self.features: tuple[str, ...] = ()
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._rounds: dict[Shape, Round] = {}
-        self._moved: tuple[int, ...] = ()
+        self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
         """`work` as a graph; None, once and for all, for a model whose pass cannot be captured: it is then run as it is."""
@@ -265,7 +265,7 @@ class Machine:
 
     def round(self, shape: Shape) -> Round:
         """The captured round of a shape, captured now if it is new, or if memory it moves has come or gone."""
-        if shape.tree and self._moved != (moved := tuple(group.data_ptr() for group in self.cache.groups())):
+        if shape.tree and self._moved != (moved := tuple((g.data_ptr(), tuple(g.shape)) for g in self.cache.groups())):
             self._rounds = {s: r for s, r in self._rounds.items() if not s.tree}
             self._moved = moved
         if shape not in self._rounds:
