@@ -17,6 +17,7 @@ from outrider.kernels.attention import TUNING, Form, Tuning, Where, attention, r
 from outrider.kernels.choose import Asked
 from outrider.kernels.rounds import Lanes
 from outrider.models.lanes import LaneBook, filters
+from outrider.models.rows import tiles_of
 from outrider.types import NONE, Request, Slots
 
 CARD = torch.device("cuda")
@@ -101,9 +102,7 @@ def tree(heads: tuple[int, int, int], known: int, parents: Sequence[int], form: 
 
 def tile(rows: Sequence[int], size: int) -> list[tuple[int, int, int]]:
     """(request, first row, rows) for requests of so many rows each."""
-    ends = [0, *itertools.accumulate(rows)]
-    spans = enumerate(itertools.pairwise(ends))
-    return [(b, row, min(size, hi - row)) for b, (lo, hi) in spans for row in range(lo, hi, size)]
+    return tiles_of(itertools.pairwise([0, *itertools.accumulate(rows)]), size)
 
 
 def chains(

@@ -12,7 +12,7 @@ from .guard import Guard
 from .logprobs import Measured
 from .outcome import Outcome, read
 from .protocols import AcceptanceRule, Controller, Sink, Target
-from .recovery import Recovery, no_guesses
+from .recovery import Recovery
 from .scheduler import Scheduler
 from .types import Answer, Batch, Budget, Finish, Proposal, Request, StepEvent, Verdict
 
@@ -102,7 +102,7 @@ class Engine:
 
     def _budget(self, batch: Batch, guess: bool) -> Budget:
         if not guess:
-            return no_guesses(batch)
+            return Budget.none(len(batch))
         return self.controller.rest(batch) if batch.blind and not self.drafter.blind else self.controller.budget(batch)
 
     def settle(self, pending: Pending) -> StepEvent:

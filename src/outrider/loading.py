@@ -12,12 +12,13 @@ from .cache.paged import PagedCache
 from .cache.slots import SlotCache
 from .draws import Drawer
 from .errors import BadInput, DrafterMismatch, OutOfMemory
+from .kernels import BLOCK
 from .models import weights
 from .models.fast import FastTarget
 from .models.footprint import check_room, footprint
 from .models.footprint import free_memory as free_memory
 from .models.hf import Decoder
-from .models.native import Native, supports
+from .models.native import Native, fitting, supports
 from .models.rows import anchors
 from .models.target import ModelTarget, View
 from .protocols import Cache, Drafter, KVNeed, Start
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from .models.tokenizer import TextTokenizer
 
-BLOCK = 64
 CACHES = ("paged", "slots")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 _KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
@@ -83,11 +83,11 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
 
 def make_decoder(model: PreTrainedModel, name: str, invariant: bool, progress: Callable[[str], None]) -> Decoder:
     """The fused decoder where it knows the model, else transformers' own layers."""
-    if not supports(model):
-        return Decoder(model, name)
-    progress("checking matrix products and building kernels")
-    decoder = Native(model, name)
-    decoder.products.invariant = invariant
+    if supports(model):
+        progress("checking matrix products and building kernels")
+    decoder = fitting(model, name)
+    if isinstance(decoder, Native):
+        decoder.products.invariant = invariant
     return decoder
 
 

@@ -154,7 +154,7 @@ def key_tensor(keys: Sequence[int] | Tensor, device: torch.device | str) -> Tens
     """Unsigned 64-bit keys as the same bits in int64, `[S]` on `device`."""
     if isinstance(keys, Tensor):
         return keys.to(device)
-    return torch.tensor([_signed(k) for k in keys], dtype=torch.int64).to(device, non_blocking=True)
+    return torch.tensor([signed(k) for k in keys], dtype=torch.int64).to(device, non_blocking=True)
 
 
 def key_list(keys: Sequence[int] | Tensor) -> list[int]:
@@ -212,7 +212,7 @@ def tensor_philox(
     for r in range(10):
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high2, low2 = _multiply(c2, _MULTIPLIERS[1])
-        k0, k1 = key + _signed(r * _WEYL[0]), _signed(purpose + r * _WEYL[1])
+        k0, k1 = key + signed(r * _WEYL[0]), signed(purpose + r * _WEYL[1])
         c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
     return c0, c1, c2, c3
 
@@ -223,7 +223,7 @@ def _multiply(x: Tensor, constant: int) -> tuple[Tensor, Tensor]:
     low, high = x & _LOW, _shift(x, 32)
     carry = high * a + _shift(low * a, 32)
     middle = low * b + (carry & _LOW)
-    return high * b + _shift(carry, 32) + _shift(middle, 32), x * _signed(constant)
+    return high * b + _shift(carry, 32) + _shift(middle, 32), x * signed(constant)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -231,7 +231,7 @@ def _shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(x: int) -> int:
+def signed(x: int) -> int:
     """The low 64 bits of x, read as a signed number."""
     x &= 2**64 - 1
     return x - 2**64 if x >= 2**63 else x

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from .scheduler import Scheduler
-from .types import Batch, Budget, Committed, Finish, Request, StepEvent
+from .types import Batch, Committed, Finish, Request, StepEvent
 
 T = TypeVar("T")
 PATIENCE = 64
@@ -87,11 +87,6 @@ class Recovery:
         self._good += served == scheduler.most < scheduler.max_requests
         if self._good >= PATIENCE:
             scheduler.most, self._good = min(2 * scheduler.most, scheduler.max_requests), 0
-
-
-def no_guesses(batch: Batch) -> Budget:
-    """Look ahead for nobody."""
-    return Budget((0,) * len(batch), (0,) * len(batch))
 
 
 def _rest(request: Request) -> str:

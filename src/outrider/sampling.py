@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from .config import SamplingParams
 from .errors import BadInput
-from .noise import NoiseCache, gumbel_rows, to_gumbel
+from .noise import NoiseCache, gumbel_rows, signed, to_gumbel
 from .processors import Ids, Processors, Row, column, process_rows
 from .types import NONE, Request, Slots
 
@@ -123,7 +123,7 @@ class TextSampler:
         z = process_rows(z, slots, processors)
         top = z.amax(1, keepdim=True)
         heat = column([p.temperature for p in params], slots, z.dtype)
-        if any(p.temperature and _filtered(p) for p in params):
+        if any(p.temperature and filtered(p) for p in params):
             z = z.masked_fill(~_kept(z, heat, params, slots), -math.inf)
         z = torch.where(heat > 0, (z - top) / torch.where(heat > 0, heat, 1), z)
         return torch.where(top.isfinite(), z, math.nan)
@@ -209,10 +209,10 @@ class TextSampler:
         z = process_rows(z, slots, processors)
         broken = (z.isnan() | (z == math.inf)).any(1, keepdim=True)
         heat = column([p.temperature for p in params], slots, z.dtype)
-        if any(p.temperature and _filtered(p) for p in params):
+        if any(p.temperature and filtered(p) for p in params):
             z = z.masked_fill(~_kept(z, heat, params, slots), -math.inf)
         if any(p.temperature for p in params):
-            keys = torch.tensor([_bits(r.key) for r in slots.requests], dtype=torch.int64)
+            keys = torch.tensor([signed(r.key) for r in slots.requests], dtype=torch.int64)
             keys = keys.to(z.device, non_blocking=True)[slots.request]
             z = z + gumbel_rows(keys, slots.position, z.shape[1], z.device, z.dtype) * heat
         return torch.where(broken, math.nan, z)
@@ -236,7 +236,8 @@ def survivors(row: Row, top: float, params: SamplingParams) -> Ids | None:
     return ids[np.exp(tempered[ids]) >= params.min_p] if params.min_p > 0 else ids
 
 
-def _filtered(params: SamplingParams) -> bool:
+def filtered(params: SamplingParams) -> bool:
+    """Whether top-k, top-p or min-p is on."""
     return params.top_k > 0 or params.top_p < 1 or params.min_p > 0
 
 
@@ -301,7 +302,3 @@ def first_argmax(scores: Tensor) -> Tensor:
     ids = torch.arange(scores.shape[1], device=scores.device)
     first = torch.where(scores == top, ids, scores.shape[1]).amin(1)
     return torch.where(top[:, 0].isfinite(), first, NONE)
-
-
-def _bits(key: int) -> int:
-    return key - 2**64 if key >= 2**63 else key

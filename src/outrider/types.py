@@ -142,6 +142,11 @@ class Budget:
     def any(self) -> bool:
         return any(self.nodes)
 
+    @classmethod
+    def none(cls, count: int) -> Budget:
+        """Nobody of `count` requests looks ahead."""
+        return cls((0,) * count, (0,) * count)
+
 
 @dataclass(frozen=True, slots=True)
 class Slots:

@@ -8,9 +8,10 @@ from itertools import accumulate
 from operator import mul
 
 from ..protocols import Drafter
-from ..types import Batch, Budget, Proposal, StepEvent
+from ..types import Batch, Budget, StepEvent
 from .book import Book, State
 from .limits import Shape, bounds
+from .plain import Plain
 from .story import Story
 
 FAIR = 0.3
@@ -21,7 +22,7 @@ PROBE_EVERY = 16
 """Rounds without guesses after which one is tried."""
 
 
-class Adaptive:
+class Adaptive(Plain):
     """Per request, from its own recent acceptance by position, shrunk to everybody's (which is all that is known of a new
     request). The depth grows and shrinks by one level a round."""
 
@@ -50,19 +51,6 @@ class Adaptive:
             self._story.count(free)
             self._story.change(sum(free) / len(free), lambda: f"first guess accepted {sum(firsts) / len(firsts):.0%}")
         return self._shape.budget(batch, depths)
-
-    @property
-    def resting(self) -> bool:
-        """Never: what comes of a round may change the next."""
-        return False
-
-    def rest(self, batch: Batch) -> Budget:
-        """No guesses for anybody."""
-        return Budget((0,) * len(batch), (0,) * len(batch))
-
-    def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
-        """All guesses are kept."""
-        return proposal
 
     def observe(self, event: StepEvent) -> None:
         """Learn which guesses were accepted."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ..protocols import Drafter
-from ..types import Batch, Budget, Proposal, StepEvent
+from ..types import Batch, Budget, StepEvent
 from .limits import bounds
+from .plain import Plain
 
 
-class Fixed:
+class Fixed(Plain):
     """Always what the drafter asks for, within what request, context and memory allow; nothing for requests that are still
     reading their prompt or have one token left to write. A request's own `depth`, `max_depth` and `draft` win."""
 
@@ -19,23 +20,10 @@ class Fixed:
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round."""
         if not self._nodes:
-            return Budget((0,) * len(batch), (0,) * len(batch))
+            return Budget.none(len(batch))
         depths = [bounds(batch, b, self._depth)[1] for b in range(len(batch))]
         nodes = [min(max(self._nodes, d), room) if d else 0 for d, room in zip(depths, batch.room, strict=True)]
         return Budget(tuple(depths), tuple(nodes))
-
-    @property
-    def resting(self) -> bool:
-        """Never: what comes of a round may change the next."""
-        return False
-
-    def rest(self, batch: Batch) -> Budget:
-        """No guesses for anybody."""
-        return Budget((0,) * len(batch), (0,) * len(batch))
-
-    def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
-        """All guesses are kept."""
-        return proposal
 
     def observe(self, event: StepEvent) -> None:
         """Nothing to learn."""

@@ -21,7 +21,7 @@ from ..models.chain import Chains
 from ..models.footprint import footprint, free_memory
 from ..models.hf import Decoder, truncate
 from ..models.layout import Layout
-from ..models.native import Native, supports
+from ..models.native import fitting
 from ..models.rows import anchors
 from ..protocols import Drafter, Start
 from ..registry import register
@@ -76,7 +76,7 @@ class DraftModel(Drafter):
         """Load the draft and make its cache. Raises `DrafterMismatch` when it cannot be understood."""
         loaded = weights.load(weights.resolve(self.config.path), dtype=start.dtype, device=str(start.device))
         model = truncate(loaded.model, self.config.layers, loaded.name)
-        self.bind((Native if supports(model) else Decoder)(model, loaded.name), start, loaded.tokenizer)
+        self.bind(fitting(model, loaded.name), start, loaded.tokenizer)
 
     def bind(self, decoder: Decoder, start: Start, tokenizer: object = None) -> None:
         """Use an already loaded decoder."""

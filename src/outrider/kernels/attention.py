@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 64
-"""Positions per tile, and tokens per KV block: a tile of committed positions is one block."""
+from . import BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import BLOCK
+
 
 @triton.jit
 def _move(X, TABLE, KNOWN, RESULT, sL, sK, sS, sR, NB, N: tl.constexpr, W: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr):
@@ -36,5 +38,5 @@ def move_path(groups: Sequence[Tensor], table: Tensor, known: Tensor, result: Te
         width = group.shape[3] * group.shape[4]
         _move[(result.shape[0], group.shape[0] * 2)](
             group, table, known, result, group.stride(0), group.stride(1), group.stride(2), result.stride(0), table.shape[1],
-            N=columns, W=width, WP=triton.next_power_of_2(width), BLOCK=64, num_warps=4,
+            N=columns, W=width, WP=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip

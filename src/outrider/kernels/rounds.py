@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..types import Finish
+from . import BLOCK, STOPS
 
-STOPS = 8
 _PAD = -2
 """Padding of stop tokens: a token nobody writes."""
 
@@ -160,7 +160,7 @@ def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: 
         lanes.last, lanes.previous, lanes.length, lanes.room, lanes.done, lanes.table,
         double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path, lanes.table.shape[1], *limits,
         B=requests, N=columns, NP=triton.next_power_of_2(columns + 1), R=rows, RP=triton.next_power_of_2(rows), TREE=tree,
-        BLOCK=64,
+        BLOCK=BLOCK,
     )  # fmt: skip
     return RoundRows(double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path)
 

@@ -8,16 +8,18 @@ acceptance leaves out (the last guess was never fed) is filled in passing. Readi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..kernels import BLOCK
 from ..types import Request
 from .lanes import LaneBook, filters, fits, staged
 from .rounds import GUESSING, LENGTHS, bucket, capture
-from .rows import Rows
+from .rows import Rows, tiles_of
 
 if TYPE_CHECKING:
     from .hf import Decoder
@@ -87,8 +89,8 @@ class Chain:
         self.graph = capture(self._work, owner.pool) if owner.graphs else None
 
     def _tiles(self, rows: int, size: int, device: torch.device) -> Tensor:
-        some = [(b, b * rows + r, min(size, rows - r)) for b in range(self.shape.requests) for r in range(0, rows, size)]
-        return torch.tensor(some, dtype=torch.int32).to(device)
+        ends = range(0, (self.shape.requests + 1) * rows, rows)
+        return torch.tensor(tiles_of(pairwise(ends), size), dtype=torch.int32).to(device)
 
     def play(self, lanes: list[int], requests: Sequence[Request]) -> Tensor:
         self.host[:] = 0
@@ -114,8 +116,8 @@ class Chain:
         steps = torch.arange(-fed, self.shape.guesses - 1, dtype=torch.int32, device=lane.device)
         place = length[:, None] + steps  # [B, K + 1 + K - 1] positions of all that is fed
         there = (place >= 0) & (length > 0)[:, None]
-        block = table.gather(1, (place.clamp(min=0) // 64).clamp(max=table.shape[1] - 1).long())
-        write = torch.where(there & (block > 0), block.long() * 64 + place % 64, 0)
+        block = table.gather(1, (place.clamp(min=0) // BLOCK).clamp(max=table.shape[1] - 1).long())
+        write = torch.where(there & (block > 0), block.long() * BLOCK + place % BLOCK, 0)
         attend = torch.where(there, place, -1)
         ends = torch.arange(1, self.shape.requests + 1, device=lane.device) * fed - 1
         token = tokens.reshape(-1).long().clamp(0, owner.decoder.vocab_size - 1)
@@ -123,7 +125,7 @@ class Chain:
         part, at = slice(0, fed), self.tiles[0]
         for k in range(self.shape.guesses):
             rows = self._rows(token, (flat(attend[:, part]), flat(write[:, part])), table, at)
-            logits, _ = owner.decoder.scored(rows, owner.cache, (), wanted)
+            logits = owner.decoder.scored(rows, owner.cache, wanted)
             chosen = self.out[:, k].contiguous()
             choose(logits, Asked(lane, length + k), owner.lanes, self.work, chosen)
             self.out[:, k].copy_(chosen)

@@ -35,6 +35,7 @@ class FastTarget(ModelTarget):
         self.book = LaneBook(tables, cache)
         self.machine = Machine(decoder, cache, tables, usable, max_len)
         self._fit: dict[int, bool] = {}
+        self._found: tuple[Batch, Proposal, Shape | None] | None = None
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._rows = PassRows(nothing, nothing, nothing, nothing)
 
@@ -56,12 +57,15 @@ class FastTarget(ModelTarget):
             return proposal
         if batch.blind:  # only a captured round can go on from where the device is
             return Proposal.empty(len(batch))
-        if proposal.tokens.device.type != "cpu":
-            return proposal
-        return proposal.to(self.device)
+        return super().place(batch, proposal)
 
     def _shape(self, batch: Batch, proposal: Proposal) -> Shape | None:
-        """The captured round that can do this, if one can."""
+        """The captured round that can do this, if one can. Asked twice in a round, by `place` and `score`, found once."""
+        if self._found is None or self._found[0] is not batch or self._found[1] is not proposal:
+            self._found = (batch, proposal, self._find(batch, proposal))
+        return self._found[2]
+
+    def _find(self, batch: Batch, proposal: Proposal) -> Shape | None:
         if not self.steady(batch) or proposal.resume is not None or proposal.q is not None:
             return None
         longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)

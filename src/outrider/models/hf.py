@@ -73,16 +73,12 @@ class Decoder:
         return int(self.config.num_attention_heads) // self.layers[0][0]
 
     @torch.inference_mode()
-    def scored(
-        self, rows: Rows, cache: Cache, features: Sequence[str] = (), wanted: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`, and features: what a graph captures."""
+    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None) -> Tensor:
+        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`: what a graph captures."""
         state = Pass(None, cache, rows=rows)
         options = {"input_ids": rows.token[None], "position_ids": rows.position[None].long(), "use_cache": False}
-        with self._taps(features) as taps:
-            logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
-        logits = logits if wanted is None else logits[wanted]
-        return logits.float(), {name: _gather(taps, name) for name in features}
+        logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        return (logits if wanted is None else logits[wanted]).float()
 
     @torch.inference_mode()
     def forward(
@@ -106,7 +102,7 @@ class Decoder:
         wanted = [*features, "hidden:out"] if partial else list(features)
         with self._only(layers), self._from(hidden), self._taps(wanted) as taps:
             logits, prompt = self._run(options, layout)
-        out = {name: _gather(taps, name) for name in features}
+        out = {name: gather(taps, name) for name in features}
         return PassOutput(layout.rows, taps.get("out"), logits, out, prompt=prompt)
 
     def _run(self, options: dict[str, Any], layout: Layout) -> tuple[Tensor | None, Tensor | None]:
@@ -269,7 +265,8 @@ def _parts(name: str) -> list[str]:
     return name.removeprefix("hidden:").split(",")
 
 
-def _gather(taps: dict[str, Tensor], name: str) -> Tensor:
+def gather(taps: dict[str, Tensor], name: str) -> Tensor:
+    """A feature `[R, width]` from the states it names, side by side."""
     return torch.cat([taps[part] for part in _parts(name)], dim=-1)
 
 

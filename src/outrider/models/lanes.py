@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from ..config import SamplingParams
+from ..kernels import STOPS
+from ..noise import signed
+from ..sampling import filtered
 from ..types import NONE, Request
 
 if TYPE_CHECKING:
     from ..kernels.rounds import Lanes
-
-STOPS = 8
-"""Stop tokens a lane can hold; a request with more is decoded round by round."""
 
 
 class LaneBook:
@@ -33,9 +33,6 @@ class LaneBook:
         self._of: dict[int, int] = {}
         self._blocks: dict[int, tuple[int, ...]] = {}
         self._host = np.zeros(tuple(lanes.table.shape), dtype=np.int32)
-
-    def known(self, request: Request) -> bool:
-        return request.id in self._of
 
     def take(self, requests: Sequence[Request]) -> list[int]:
         """The lanes of `requests`, new ones set up on the device, with block tables as the cache has them now."""
@@ -99,16 +96,14 @@ def fits(request: Request) -> bool:
 
 def filters(request: Request) -> bool:
     """Whether top-k, top-p or min-p has a say in the request's tokens."""
-    p = request.params
-    return not p.greedy and (p.top_p < 1 or p.top_k > 0 or p.min_p > 0)
+    return not request.params.greedy and filtered(request.params)
 
 
 def _constants(request: Request) -> list[int]:
     p = request.params
-    key = request.key - 2**64 if request.key >= 2**63 else request.key
     stops = sorted(request.stop_ids)
     return [
-        key,
+        signed(request.key),
         _bits(p.temperature),
         _bits(p.top_p),
         _bits(p.min_p),

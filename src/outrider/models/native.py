@@ -9,7 +9,7 @@ the same bits whether prefill, decoding or recomputation made them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..protocols import Cache
 from ..types import PassOutput
-from .hf import Decoder
+from .hf import Decoder, gather
 from .layout import Layout
 from .products import Products
 from .rows import Rows, rows_of
@@ -55,6 +55,11 @@ def supports(model: PreTrainedModel) -> bool:
     active = getattr(config, "hidden_act", None) or getattr(config, "hidden_activation", None)
     known = active in ("silu", "gelu_pytorch_tanh", "gelu_new") or config.model_type == "gemma"
     return plain and known and config.model_type in FAMILIES and not getattr(config, "mlp_bias", False)
+
+
+def fitting(model: PreTrainedModel, name: str) -> Decoder:
+    """The fused decoder where it knows the model, else transformers' own layers."""
+    return Native(model, name) if supports(model) else Decoder(model, name)
 
 
 class Native(Decoder):
@@ -110,27 +115,21 @@ class Native(Decoder):
     ) -> PassOutput:
         """See `Decoder.forward`."""
         rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
-        wanted = {part for name in features for part in name.removeprefix("hidden:").split(",")}
         order = range(self.num_layers) if layers is None else layers
         if layers is not None and list(layers) != sorted(set(layers)):
             raise ValueError(f"layers must be distinct and in order, got {tuple(layers)}")
         taps: dict[str, Tensor] = {}
-        normed, last = self.states(rows, cache, order, hidden, taps if wanted else None)
+        normed, last = self.states(rows, cache, order, hidden, taps if features else None)
         taps["last"] = normed
-        out = {name: torch.cat([taps[p] for p in name.removeprefix("hidden:").split(",")], -1) for name in features}
+        out = {name: gather(taps, name) for name in features}
         logits, prompt = self._heads(normed, layout)
         return PassOutput(layout.rows, None if layers is None else last, logits, out, prompt=prompt)
 
     @torch.inference_mode()
-    def scored(
-        self, rows: Rows, cache: Cache, features: Sequence[str] = (), wanted: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None) -> Tensor:
         """See `Decoder.scored`."""
-        taps: dict[str, Tensor] = {}
-        normed, _ = self.states(rows, cache, range(self.num_layers), None, taps if features else None)
-        taps["last"] = normed
-        out = {name: torch.cat([taps[p] for p in name.removeprefix("hidden:").split(",")], -1) for name in features}
-        return self.logits(normed if wanted is None else normed[wanted]), out
+        normed, _ = self.states(rows, cache, range(self.num_layers))
+        return self.logits(normed if wanted is None else normed[wanted])
 
     def _heads(self, normed: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
         wanted, scored = layout.scored, layout.scored.shape[0]
@@ -193,13 +192,13 @@ class Native(Decoder):
 
 def _join(block: Any) -> Block:
     attention, mlp = block.self_attn, block.mlp
-    qkv = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-    bias = None if attention.q_proj.bias is None else torch.cat([m.bias.detach() for m in _qkv(attention)])
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    bias = None if parts[0].bias is None else torch.cat([m.bias.detach() for m in parts])
     out_bias = attention.o_proj.bias
     window = getattr(attention, "sliding_window", None)
     return Block(
         block.input_layernorm.weight.detach(),
-        qkv,
+        _joined(parts),
         bias,
         _weight(attention, "q_norm"),
         _weight(attention, "k_norm"),
@@ -210,10 +209,6 @@ def _join(block: Any) -> Block:
         mlp.down_proj.weight.detach(),
         int(window) if isinstance(window, int) and window > 0 else None,
     )
-
-
-def _qkv(attention: Any) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-    return attention.q_proj, attention.k_proj, attention.v_proj
 
 
 def _weight(module: Any, name: str) -> Tensor | None:
@@ -230,9 +225,3 @@ def _joined(linears: Sequence[nn.Linear]) -> Tensor:
         linear.weight = nn.Parameter(whole[start:end], requires_grad=False)
         start = end
     return whole
-
-
-def describe(decoder: Decoder) -> Mapping[str, str]:
-    """How a decoder's pass is run, for `doctor` and provenance."""
-    fused = isinstance(decoder, Native)
-    return {"decoder": "fused" if fused else "transformers", "family": str(decoder.config.model_type)}

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import OutriderWarning
 from ..types import Proposal
 from .lanes import staged
-from .rows import Rows
+from .rows import Rows, tiles_of
 
 if TYPE_CHECKING:
     from ..kernels.rounds import Lanes
@@ -144,7 +144,6 @@ class Round:
         self.result = torch.zeros(shape.requests, 3 + 2 * (shape.columns + 1), dtype=torch.int32, device=device)
         self.choice = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self.work = Work.make(shape.rows, machine.usable, device, filters=shape.filters)
-        self.features: dict[str, Tensor] = {}
         self._last: tuple[object, ...] | None = None
         self._blank()
         self.graph = machine.captured(self._work)
@@ -167,7 +166,7 @@ class Round:
         rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.decoder.vocab_size, machine.max_len), shape.tree)
         where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
-        logits, self.features = machine.decoder.scored(packed, machine.cache, machine.features)
+        logits = machine.decoder.scored(packed, machine.cache)
         choose.choose(logits, choose.Asked(rows.lane, rows.attend + 1), machine.lanes, self.work, self.choice)
         rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
         if shape.tree:
@@ -227,8 +226,7 @@ class Round:
             tiles[:count, 0] = tiles[:count, 1] = np.arange(count)
             tiles[:count, 2] = 1
             return
-        spans = list(enumerate(pairwise(ends)))
-        found = [(b, row, min(size, hi - row)) for b, (lo, hi) in spans for row in range(lo, hi, size)]
+        found = tiles_of(pairwise(ends), size)
         tiles[: len(found)] = found
 
 
@@ -240,7 +238,6 @@ class Machine:
         self.decoder, self.cache, self.lanes, self.usable, self.max_len = decoder, cache, lanes, usable, max_len
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
-        self.features: tuple[str, ...] = ()
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._rounds: dict[Shape, Round] = {}
         self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,13 @@ from torch import Tensor
 
 from .. import tree
 from ..cache.paged import PagedCache
+from ..kernels import BLOCK
 from ..types import NONE
-from .layout import Layout, Span
+from .layout import Layout
 
 if TYPE_CHECKING:
     from ..kernels.attention import Where
 
-BLOCK = 64
-"""Tokens per KV block that the kernels are built for."""
 SERIAL = 128
 """Rows from which on one program walks a row's whole past: partial results of so many rows would cost more than they save."""
 
@@ -52,7 +52,7 @@ def rows_of(layout: Layout, cache: Any, group: int, max_len: int) -> Rows:
     requests = [s.request for s in layout.spans]
     known = torch.tensor([s.known for s in layout.spans], dtype=torch.int32)
     tile = tile_for(cache.keys(0).dtype, cache.keys(0).shape[2], group, few=len(layout.tokens) <= 4 * len(requests))
-    tiles = torch.tensor(_tiles(layout.spans, rows_per_tile(group, tile)), dtype=torch.int32).reshape(-1, 3)
+    tiles = torch.tensor(tiles_of(((s.lo, s.hi) for s in layout.spans), rows_per_tile(group, tile)), dtype=torch.int32)
     path = (
         _paths(layout) if layout.ancestors is not None else torch.zeros(len(layout.tokens), 0, dtype=torch.int32, device=device)
     )
@@ -72,9 +72,9 @@ def rows_of(layout: Layout, cache: Any, group: int, max_len: int) -> Rows:
     return Rows(layout.tokens, clamped, layout.write, where, layout.ancestors is not None, serial, min(longest, max_len))
 
 
-def _tiles(spans: tuple[Span, ...], size: int) -> list[tuple[int, int, int]]:
-    """(request, first row, rows) of tiles of at most `size` rows, none across requests."""
-    return [(b, row, min(size, s.hi - row)) for b, s in enumerate(spans) for row in range(s.lo, s.hi, size)]
+def tiles_of(spans: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int, int]]:
+    """(request, first row, rows) of tiles of at most `size` rows, none across requests; request b has rows `lo..hi - 1`."""
+    return [(b, row, min(size, hi - row)) for b, (lo, hi) in enumerate(spans) for row in range(lo, hi, size)]
 
 
 def _paths(layout: Layout) -> Tensor:
