@@ -6,9 +6,10 @@ controller of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -222,6 +223,44 @@ class Replayer(Protocol):
 
     def record(self, prompt: Sequence[int], params: SamplingParams, answer: Sequence[int]) -> None:
         """Remember the tokens of the plain answer to a prompt under these parameters. `BadInput` if they cannot be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """The target as a trained drafter's builder sees it: its config (as in `config.json`), the fp32 or bf16 weights `[V, H]` of
+    embeddings and vocabulary head, how often each token was written (`counts [V]`, int64), and a hash of the weights."""
+
+    name: str
+    config: Mapping[str, Any]
+    embeddings: Tensor
+    head: Tensor
+    counts: Tensor
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """Texts as the target saw them. `tokens [B, T]` int64; `taught [B, T]` bool: tokens a loss may be asked to predict (answers, not
+    prompts or padding); `real [B, T]` bool: no padding; `features` by name `[B, T, width]`; `logits` turns rows of
+    `hidden:last` `[..., H]` into the target's fp32 scores `[..., V]`."""
+
+    tokens: Tensor
+    taught: Tensor
+    real: Tensor
+    features: Mapping[str, Tensor]
+    logits: Callable[[Tensor], Tensor]
+
+
+class Pupil(Protocol):
+    """A drafter's weights while they are being trained. A drafter class that can be trained has a class method
+    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and figures
+    to show by name; `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
+
+    module: torch.nn.Module
+    features: tuple[str, ...]
+
+    def loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]: ...
+    def save(self, directory: Path) -> None: ...
 
 
 class AcceptanceRule(Protocol):
