@@ -240,8 +240,8 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """Texts as the target saw them. `tokens [B, T]` int64; `taught [B, T]` bool: tokens a loss may be asked to predict (answers, not
-    prompts or padding); `real [B, T]` bool: no padding; `features` by name `[B, T, width]`; `logits` turns rows of
+    """Texts as the target saw them. `tokens [B, T]` int64; `taught [B, T]` bool: tokens a loss may be asked to predict (answers,
+    not prompts or padding); `real [B, T]` bool: no padding; `features` by name `[B, T, width]`; `logits` turns rows of
     `hidden:last` `[..., H]` into the target's fp32 scores `[..., V]`."""
 
     tokens: Tensor
@@ -253,8 +253,8 @@ class Lesson:
 
 class Pupil(Protocol):
     """A drafter's weights while they are being trained. A drafter class that can be trained has a class method
-    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and figures
-    to show by name; `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
+    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and
+    figures to show by name; `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
 
     module: torch.nn.Module
     features: tuple[str, ...]
