@@ -254,7 +254,8 @@ class Lesson:
 class Pupil(Protocol):
     """A drafter's weights while they are being trained. A drafter class that can be trained has a class method
     `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and
-    figures to show by name; `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
+    figures to show by name;
+    `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
 
     module: torch.nn.Module
     features: tuple[str, ...]
