@@ -22,11 +22,11 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.engine import Engine
 from outrider.guard import Guard
 from outrider.loading import start_for
-from outrider.models import hf, rows
-from outrider.protocols import Drafter
+from outrider.models import hf, rounds, rows
+from outrider.protocols import Drafter, Needs
 from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
-from outrider.types import Finish, Request
+from outrider.types import Batch, Finish, Proposal, Request, Scores, Verdict
 
 pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
@@ -125,3 +125,70 @@ def test_requests_that_lanes_cannot_hold_share_a_batch_with_others() -> None:
     plain.target.steady = lambda batch: False  # type: ignore[method-assign]
     expected = [r.output for r in plain.run(registry.parse("none"), params)]
     assert [r.output for r in World(own).run(registry.parse("ngram:min=1"), params)] == expected
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram:min=1", "tree"])
+def test_passes_that_are_replayed(draft: str) -> None:
+    """Where rounds cannot be captured: the same texts and features, launch by launch and as one replay."""
+    own = decoder("llama", True)
+    params = SamplingParams(temperature=0.0, max_tokens=8, seed=7, repetition_penalty=1.3)
+    told, seen = [], []
+    for replayed in (False, True):
+        world = World(own)
+        if not replayed:
+            own.passes = None
+        watcher = Watcher(drafting(own, depth=2, width=2) if draft == "tree" else registry.parse(draft))
+        told.append([r.output for r in world.run(watcher, params)])
+        seen.append(torch.cat(watcher.seen))
+        assert bool(world.target.machine._kept) == replayed
+    assert told[0] == told[1]
+    assert torch.equal(*seen) if CUDA else torch.allclose(*seen, atol=1e-5)
+
+
+class Watcher(Drafter):
+    """Guesses as another does, and keeps what it is shown."""
+
+    name = "watcher"
+    needs = Needs(features=("hidden:0,last",))
+
+    def __init__(self, other: Drafter) -> None:
+        self.other, self.depth, self.nodes = other, other.depth, other.nodes
+        self.seen: list[torch.Tensor] = []
+        self.start, self.propose, self.release = other.start, other.propose, other.release
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        self.seen.append(scores.features["hidden:0,last"])
+        self.other.observe(batch, proposal, verdict, scores)
+
+
+class TestWhatIsKept:
+    def test_the_one_longest_unused_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        machine = World(decoder("llama", True)).target.machine
+        monkeypatch.setattr(rounds, "MOST", 2)
+        for shape in ((1,), (2,), (1,), (3,)):
+            assert machine.kept(shape, lambda: "new") == "new"
+        assert machine.kept((1,), lambda: "other") == "new"
+        assert machine.kept((2,), lambda: "other") == "other"
+
+    def test_all_go_where_memory_ends(self) -> None:
+        machine = World(decoder("llama", True)).target.machine
+        machine.kept((1,), lambda: "old")
+        tries = []
+
+        def make() -> str:
+            tries.append(1)
+            if len(tries) == 1:
+                raise torch.OutOfMemoryError("no memory")
+            return "new"
+
+        assert machine.kept((2,), make) == "new"
+        assert machine.kept((1,), lambda: "again") == "again"
+
+    def test_want_of_memory_with_nothing_to_drop_is_raised(self) -> None:
+        machine = World(decoder("llama", True)).target.machine
+
+        def make() -> str:
+            raise torch.OutOfMemoryError("no memory")
+
+        with pytest.raises(torch.OutOfMemoryError):
+            machine.kept((1,), make)

@@ -16,6 +16,8 @@ from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
 from .answer import Answer, mark
 from .lanes import LaneBook, filters, fits
+from .native import Native
+from .passes import Passes
 from .rounds import Machine, Play, Shape, shape_of
 from .target import ModelTarget
 
@@ -34,6 +36,8 @@ class FastTarget(ModelTarget):
         usable: int = getattr(sampler, "usable", self.vocab_size)
         self.book = LaneBook(tables, cache)
         self.machine = Machine(decoder, cache, tables, usable, max_len)
+        if isinstance(decoder, Native):
+            decoder.passes = Passes(decoder, cache, self.machine)
         self._fit: dict[int, bool] = {}
         self._found: tuple[Batch, Proposal, Shape | None] | None = None
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)

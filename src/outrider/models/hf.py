@@ -161,7 +161,7 @@ class Decoder:
         taps: dict[str, Tensor] = {}
         hooks = []
         current = getattr(self.base, self.field)
-        for name in {part for n in names for part in _parts(n)}:
+        for name in {part for n in names for part in taps_of(n)}:
             if name == "last":
                 hooks.append(self.base.register_forward_hook(lambda m, a, out: taps.update(last=out.last_hidden_state[0])))
             elif name == "out":
@@ -261,13 +261,14 @@ def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]
     raise UnsupportedModel(f"{name}: found no list of {count} decoder layers in {type(base).__name__}")
 
 
-def _parts(name: str) -> list[str]:
+def taps_of(name: str) -> list[str]:
+    """Which states a feature is made of: layer numbers, or `last`."""
     return name.removeprefix("hidden:").split(",")
 
 
 def gather(taps: dict[str, Tensor], name: str) -> Tensor:
     """A feature `[R, width]` from the states it names, side by side."""
-    return torch.cat([taps[part] for part in _parts(name)], dim=-1)
+    return torch.cat([taps[part] for part in taps_of(name)], dim=-1)
 
 
 def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:

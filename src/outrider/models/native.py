@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,13 @@ from transformers import PreTrainedModel
 
 from ..protocols import Cache
 from ..types import PassOutput
-from .hf import Decoder, gather
+from .hf import Decoder, gather, taps_of
 from .layout import Layout
 from .products import Products
 from .rows import Rows, rows_of
+
+if TYPE_CHECKING:
+    from .passes import Passes
 
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3", "gemma"))
 """`model_type`s whose layers are exactly what `Native` runs. SmolLM2 is a llama."""
@@ -85,6 +88,7 @@ class Native(Decoder):
         self._check_products()
         self._angles: tuple[Tensor, Tensor] | None = None
         self._tables: list[tuple[Tensor, Tensor]] = []
+        self.passes: Passes | None = None
 
     def _check_products(self) -> None:
         """Find out which products have rows that do not care who shares the pass (all layers have the same shapes)."""
@@ -115,11 +119,16 @@ class Native(Decoder):
     ) -> PassOutput:
         """See `Decoder.forward`."""
         rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
-        order = range(self.num_layers) if layers is None else layers
         if layers is not None and list(layers) != sorted(set(layers)):
             raise ValueError(f"layers must be distinct and in order, got {tuple(layers)}")
-        taps: dict[str, Tensor] = {}
-        normed, last = self.states(rows, cache, order, hidden, taps if features else None)
+        names = {tap for name in features for tap in taps_of(name)} - {"last"}
+        done = self.passes.run(rows, names) if self.passes is not None and layers is None and self.passes.cache is cache else None
+        if done is None:
+            taps = dict.fromkeys(names, rows.token)
+            normed, last = self.states(rows, cache, range(self.num_layers) if layers is None else layers, hidden, taps)
+        else:
+            normed, taps = done
+            last = normed
         taps["last"] = normed
         out = {name: gather(taps, name) for name in features}
         logits, prompt = self._heads(normed, layout)
@@ -153,8 +162,8 @@ class Native(Decoder):
         hidden: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run `layers` over a pass: states `[R, width]` after the final norm, and before it. `taps`, if given, takes the input of
-        every layer, by its number."""
+        """Run `layers` over a pass: states `[R, width]` after the final norm, and before it. `taps` takes the inputs of the
+        layers whose numbers it has as keys."""
         from ..kernels import layers as fused
 
         cos, sin = self.angles(rows.longest)
@@ -164,7 +173,7 @@ class Native(Decoder):
         normed = self._norm(None, residual, norms[0])
         for at, i in enumerate(order):
             block = self.stack[i]
-            if taps is not None:
+            if taps and str(i) in taps:
                 taps[str(i)] = residual.clone()
             qkv = self.products(normed, block.qkv, block.qkv_bias)
             mixed = self._attend(qkv, (cos, sin), rows, cache, i)

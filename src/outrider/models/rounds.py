@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..kernels.rounds import Lanes
     from .hf import Decoder
 
+T = TypeVar("T")
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 GUESSING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Fewer sizes where there are guesses: rows, not requests, are what such a round costs."""
@@ -35,6 +36,8 @@ COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 SHORT = 2048
 """Sequences up to so many tokens are read fastest by small tiles."""
+MOST = 128
+"""Shapes that are kept captured at once."""
 KEEP = -1
 """In place of a number that only the device knows yet."""
 
@@ -239,7 +242,7 @@ class Machine:
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
-        self._rounds: dict[Shape, Round] = {}
+        self._kept: dict[tuple[Any, ...], Any] = {}
         self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
@@ -263,16 +266,40 @@ class Machine:
     def round(self, shape: Shape) -> Round:
         """The captured round of a shape, captured now if it is new, or if memory it moves has come or gone."""
         if shape.tree and self._moved != (moved := tuple((g.data_ptr(), tuple(g.shape)) for g in self.cache.groups())):
-            self._rounds = {s: r for s, r in self._rounds.items() if not s.tree}
+            self._kept = {s: r for s, r in self._kept.items() if not (isinstance(s, Shape) and s.tree)}
             self._moved = moved
-        if shape not in self._rounds:
-            self._rounds[shape] = Round(shape, self)
-        return self._rounds[shape]
+        return self.kept(shape, lambda: Round(shape, self))
+
+    def kept(self, shape: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What was made for a shape, made now if it is new. Of `MOST` the one that was longest unused has to go; all have to, if
+        there is no memory for a new one."""
+        found = self._kept.pop(shape, None)
+        if found is None:
+            if len(self._kept) >= MOST:
+                del self._kept[next(iter(self._kept))]
+            found = self._made(make)
+        self._kept[shape] = found
+        made: T = found
+        return made
+
+    def _made(self, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except torch.OutOfMemoryError:
+            if not self._kept:
+                raise
+        self.forget()
+        return make()
 
     def forget(self) -> None:
-        """Drop all graphs: the drafter, its features or the pool changed."""
-        self._rounds.clear()
+        """Drop all graphs, and give their memory back."""
+        if self.graphs:
+            torch.cuda.synchronize()  # none of them may be running
+            self.pool = torch.cuda.graph_pool_handle()
+        self._kept.clear()
+        if self.graphs:
+            torch.cuda.empty_cache()
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        return tuple(self._rounds)
+        return tuple(shape for shape in self._kept if isinstance(shape, Shape))
