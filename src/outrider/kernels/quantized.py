@@ -48,13 +48,16 @@ def _linear4(
     w = W + n.to(tl.int64)[:, None] * sW + k[None, :]
     s = S + n.to(tl.int64) * (K // (2 * HALF))
     acc = tl.zeros((BN, BR), tl.float32)
-    for _ in range(0, K, 2 * HALF):
+    step = tl.load(s, mask=n < N, other=0.0)
+    for start in range(0, K, 2 * HALF):
+        ahead = tl.load(s + 1, mask=(n < N) & (start + 2 * HALF < K), other=0.0)
         q = tl.load(w, mask=(n < N)[:, None], other=0)
         low = tl.load(x, mask=(r < rows)[None, :], other=0.0)
         high = tl.load(x + HALF, mask=(r < rows)[None, :], other=0.0)
         part = tl.dot(((q & 15).to(tl.int8) - 8).to(low.dtype), low, input_precision="ieee" if EXACT else "tf32")
         part = tl.dot(((q >> 4).to(tl.int8) - 8).to(low.dtype), high, part, input_precision="ieee" if EXACT else "tf32")
-        acc += part * tl.load(s, mask=n < N, other=0.0)[:, None]
+        acc += part * step[:, None]
+        step = ahead
         x += 2 * HALF
         w += HALF
         s += 1
@@ -90,7 +93,9 @@ def linear(
     strides = x.stride(0), values.stride(0), out.stride(0)
     if values.dtype is torch.uint8:
         half = inner // scale.shape[1] // 2
-        _linear4[grid](*numbers, *strides, HALF=half, num_stages=2 if exact else 6, **common)
+        stages = 2 if exact else 6 if tile == FEW else 4
+        _linear4[grid](*numbers, *strides, HALF=half, num_stages=stages, **common)
     else:
-        _linear8[grid](*numbers, *strides, BK=32 if exact else 128, num_stages=2 if exact else 5, **common)
+        stages = 2 if exact else 5 if tile == FEW else 3
+        _linear8[grid](*numbers, *strides, BK=32 if exact else 256 if columns == 32 else 128, num_stages=stages, **common)
     return out

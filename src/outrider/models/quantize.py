@@ -139,6 +139,16 @@ def quantize(model: nn.Module, scheme: str, device: str | torch.device) -> int:
     return count
 
 
+def layers_of(model: nn.Module) -> list[QuantizedLinear]:
+    """The quantised layers of a model."""
+    return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+
+
+def scheme_of(model: nn.Module) -> str:
+    """How a model's weights were rounded."""
+    return next((f"int{layer.weight.bits}" for layer in layers_of(model)), "none")
+
+
 def group_of(inner: int, scheme: str) -> int:
     """Inputs that share a scale. Raises `BadInput` where int4 has no group that divides them."""
     if scheme == "int8":
