@@ -59,6 +59,11 @@ def test_rows_do_not_care_how_many_they_are(scheme, wide, inner, dtype):
     assert not torch.allclose(whole[-1:], whole[:1], atol=0.01)
 
 
+def test_inputs_that_no_tile_divides():
+    x, weight = some(3, 70, dtype=torch.float32), weight_of(33, 70, "int8")
+    near(linear(x, (weight.values, weight.scale)), x.double() @ weight.dequantized().double().T, torch.float32)
+
+
 @schemes
 def test_joined_weights_and_views(scheme):
     parts = [weight_of(wide, 96, scheme) for wide in (40, 24)]
