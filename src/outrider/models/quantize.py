@@ -7,7 +7,6 @@ head, embeddings and norms keep theirs.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,14 +59,16 @@ class Quantized:
         """fp32 `[N, K]`, before scaling."""
         if self.bits == 8:
             return self.values.float()
-        halves = self.values.view(self.shape[0], -1, 1, self.group // 2)
-        both = torch.cat([halves & 15, halves >> 4], dim=2)
-        return both.view(self.shape).float() - 8
+        bytes_ = self.values.view(self.shape[0], -1, self.group // 2)
+        both = torch.empty(*bytes_.shape[:2], 2, bytes_.shape[2], device=self.device)
+        both[:, :, 0], both[:, :, 1] = bytes_ & 15, bytes_ >> 4
+        return both.sub_(8).view(self.shape)
 
     def dequantized(self) -> Tensor:
         """fp32 `[N, K]`."""
         whole = self.whole_numbers()
-        return (whole.view(*self.scale.shape, -1) * self.scale[..., None]).view(self.shape)
+        whole.view(*self.scale.shape, -1).mul_(self.scale[..., None])
+        return whole
 
 
 def joined(weights: Sequence[Quantized]) -> Quantized:
@@ -186,15 +187,11 @@ def _packed(values: Tensor, group: int) -> Tensor:
 
 
 def _torchao() -> Any:
-    """torchao's quantisation, its remarks on this machine's extensions unheard. Raises `BadInput` where it is missing."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """torchao's quantisation. Raises `BadInput` where it is missing."""
     try:
         import torchao.quantization as library
     except ImportError as error:
         raise BadInput(f"quantize needs torchao, which cannot be imported ({error}); run: {INSTALL}") from error
-    finally:
-        logging.disable(before)
     return library
 
 
