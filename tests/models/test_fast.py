@@ -23,6 +23,7 @@ from outrider.engine import Engine
 from outrider.guard import Guard
 from outrider.loading import start_for
 from outrider.models import hf, rounds, rows
+from outrider.models.quantize import quantize
 from outrider.protocols import Drafter, Needs
 from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
@@ -50,10 +51,11 @@ def anchored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hf, "pack", lambda model: 0)
 
 
-def decoder(family: str, fused: bool, seed: int = 0) -> Any:
+def decoder(family: str, fused: bool, seed: int = 0, scheme: str = "none") -> Any:
     from outrider.models.native import Native
 
-    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=1).to(DEVICE)
+    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=1, intermediate_size=64).to(DEVICE)
+    quantize(made, scheme, DEVICE)
     return (Native if fused else hf.Decoder)(made, family)
 
 
@@ -106,6 +108,18 @@ def test_texts_are_those_of_plain_passes(family: str, fused: bool, name: str) ->
         world = World(own)
         assert [r.output for r in world.run(drafter, params)] == expected, drafter.name
         assert world.target.machine.shapes
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_texts_of_quantised_models(scheme: str) -> None:
+    """The fused decoder's joined weights give the text of transformers' own layers, whatever drafts."""
+    pytest.importorskip("torchao")
+    params = OPTIONS["sampled"]
+    own, plain = decoder("qwen3", True, scheme=scheme), World(decoder("qwen3", False, scheme=scheme))
+    expected = [r.output for r in plain.run(registry.parse("none"), params)]
+    assert len(own.products.tiles) == 4 and own.stack[0].qkv.bits == int(scheme[3:])
+    for spec in ("none", "ngram:min=1"):
+        assert [r.output for r in World(own).run(registry.parse(spec), params)] == expected
 
 
 def test_the_target_as_its_own_draft_is_always_right() -> None:

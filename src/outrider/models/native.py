@@ -21,7 +21,8 @@ from ..protocols import Cache
 from ..types import PassOutput
 from .hf import Decoder, gather, taps_of
 from .layout import Layout
-from .products import Products
+from .products import Products, Weight
+from .quantize import QuantizedLinear, joined
 from .rows import Rows, rows_of
 
 if TYPE_CHECKING:
@@ -36,15 +37,15 @@ class Block:
     """One layer's weights: `qkv [(H + 2 KV) D, width]`, `out [width, H D]`, `gate_up [2 F, width]`, `down [width, F]`, norms."""
 
     first_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: Tensor
+    out: Weight
     out_bias: Tensor | None
     second_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
     window: int | None
 
 
@@ -211,11 +212,11 @@ def _join(block: Any) -> Block:
         bias,
         _weight(attention, "q_norm"),
         _weight(attention, "k_norm"),
-        attention.o_proj.weight.detach(),
+        _own(attention.o_proj),
         None if out_bias is None else out_bias.detach(),
         block.post_attention_layernorm.weight.detach(),
         _joined([mlp.gate_proj, mlp.up_proj]),
-        mlp.down_proj.weight.detach(),
+        _own(mlp.down_proj),
         int(window) if isinstance(window, int) and window > 0 else None,
     )
 
@@ -225,12 +226,22 @@ def _weight(module: Any, name: str) -> Tensor | None:
     return None if found is None else found.weight.detach()
 
 
-def _joined(linears: Sequence[nn.Linear]) -> Tensor:
+def _own(linear: Any) -> Weight:
+    weight: Weight = linear.weight
+    return weight.detach() if isinstance(weight, Tensor) else weight
+
+
+def _joined(linears: Sequence[Any]) -> Weight:
     """Their weights one below the other in one tensor, which they then share."""
-    whole = torch.cat([m.weight.detach() for m in linears])
+    whole: Weight
+    if isinstance(linears[0], QuantizedLinear):
+        whole = joined([m.weight for m in linears])
+    else:
+        whole = torch.cat([m.weight.detach() for m in linears])
     start = 0
     for linear in linears:
         end = start + linear.weight.shape[0]
-        linear.weight = nn.Parameter(whole[start:end], requires_grad=False)
+        part = whole[start:end]
+        linear.weight = nn.Parameter(part, requires_grad=False) if isinstance(part, Tensor) else part
         start = end
     return whole
