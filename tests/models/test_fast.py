@@ -151,12 +151,36 @@ def test_passes_that_are_replayed(draft: str) -> None:
         world = World(own)
         if not replayed:
             own.passes = None
-        watcher = Watcher(drafting(own, depth=2, width=2) if draft == "tree" else registry.parse(draft))
+        watcher = watching(own, draft)
         told.append([r.output for r in world.run(watcher, params)])
         seen.append(torch.cat(watcher.seen))
         assert bool(world.target.machine._kept) == replayed
     assert told[0] == told[1]
     assert torch.equal(*seen) if CUDA else torch.allclose(*seen, atol=1e-5)
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram:min=1", "tree"])
+def test_states_of_captured_rounds(draft: str) -> None:
+    """What a drafter is shown of the target's states, and where they belong: the same in captured rounds as in plain passes."""
+    own, told = decoder("llama", True), []
+    for captured in (False, True):
+        world = World(own)
+        if not captured:
+            world.target.steady = lambda batch: False  # type: ignore[method-assign]
+        watcher = watching(own, draft)
+        texts = [r.output for r in world.run(watcher, OPTIONS["greedy"])]
+        assert any(shape.features for shape in world.target.machine.shapes) == captured
+        told.append((texts, watcher))
+    assert told[0][0] == told[1][0]
+    (_, one), (_, two) = told
+    for mine, theirs in zip(one.stands, two.stands, strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(one.seen, two.seen, strict=True):
+        assert torch.equal(mine, theirs) if CUDA else torch.allclose(mine, theirs, atol=1e-5)
+
+
+def watching(own: Any, draft: str) -> Watcher:
+    return Watcher(drafting(own, depth=2, width=2) if draft == "tree" else registry.parse(draft))
 
 
 class Watcher(Drafter):
@@ -168,10 +192,14 @@ class Watcher(Drafter):
     def __init__(self, other: Drafter) -> None:
         self.other, self.depth, self.nodes = other, other.depth, other.nodes
         self.seen: list[torch.Tensor] = []
+        self.stands: list[torch.Tensor] = []
         self.start, self.propose, self.release = other.start, other.propose, other.release
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        self.seen.append(scores.features["hidden:0,last"])
+        rows, states = scores.rows, scores.features["hidden:0,last"]
+        there = rows.position >= 0
+        self.seen.append(states[there].clone())
+        self.stands.append(torch.stack([rows.request, rows.position, rows.virtual, rows.slot])[:, there].clone())
         self.other.observe(batch, proposal, verdict, scores)
 
 

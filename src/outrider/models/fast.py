@@ -45,7 +45,7 @@ class FastTarget(ModelTarget):
 
     def steady(self, batch: Batch) -> bool:
         """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
-        if self.needs.logits or self.needs.features or not all(batch.ready) or any(p != 1 for p in batch.pending):
+        if self.needs.logits or not all(batch.ready) or any(p != 1 for p in batch.pending):
             return False
         for request in batch.requests:
             found = self._fit.get(request.id)
@@ -73,7 +73,7 @@ class FastTarget(ModelTarget):
         if not self.steady(batch) or proposal.resume is not None or proposal.q is not None:
             return None
         longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
-        return shape_of(proposal, longest, any(map(filters, batch.requests)))
+        return shape_of(proposal, longest, any(map(filters, batch.requests)), self.needs.features)
 
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """See `ModelTarget.score`; a captured round brings its verdict along."""
@@ -89,7 +89,10 @@ class FastTarget(ModelTarget):
         if not self.watched:  # nobody on the device will look
             return Scores(result, self._rows, {}, verdict=Verdict(result, result, result, result, result), answer=answer)
         choice = played.choice[:, None] if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
-        return Scores(choice[: len(batch)], self._rows, {}, verdict=_verdict(result, shape.columns), answer=answer)
+        verdict, count = _verdict(result, shape.columns), len(batch) + sum(proposal.widths)
+        shown = {name: states[:count] for name, states in played.features.items()}
+        rows = _first(played.stands, count) if shown else self._rows
+        return Scores(choice[: len(batch)], rows, shown, verdict=verdict, answer=answer)
 
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
         """A captured round has kept the path already."""
@@ -110,6 +113,11 @@ def _numbers(requests: Sequence[Request]) -> tuple[list[int], ...]:
         [len(r.tokens) for r in requests],
         [min(r.room, 2**30) for r in requests],
     )
+
+
+def _first(rows: PassRows, count: int) -> PassRows:
+    """The rows that are in use."""
+    return PassRows(rows.request[:count], rows.position[:count], rows.virtual[:count], rows.slot[:count])
 
 
 def _verdict(result: Tensor, columns: int) -> Verdict:

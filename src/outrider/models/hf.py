@@ -73,11 +73,15 @@ class Decoder:
         return int(self.config.num_attention_heads) // self.layers[0][0]
 
     @torch.inference_mode()
-    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None) -> Tensor:
-        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`: what a graph captures."""
+    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None, features: dict[str, Tensor] | None = None) -> Tensor:
+        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`: what a graph captures. `features` takes
+        those that it has as keys."""
         state = Pass(None, cache, rows=rows)
         options = {"input_ids": rows.token[None], "position_ids": rows.position[None].long(), "use_cache": False}
-        logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        with self._taps(tuple(features or ())) as taps:
+            logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        if features:
+            features.update((name, gather(taps, name)) for name in tuple(features))
         return (logits if wanted is None else logits[wanted]).float()
 
     @torch.inference_mode()

@@ -9,7 +9,7 @@ the same bits whether prefill, decoding or recomputation made them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +122,7 @@ class Native(Decoder):
         rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
         if layers is not None and list(layers) != sorted(set(layers)):
             raise ValueError(f"layers must be distinct and in order, got {tuple(layers)}")
-        names = {tap for name in features for tap in taps_of(name)} - {"last"}
+        names = _inner(features)
         done = self.passes.run(rows, names) if self.passes is not None and layers is None and self.passes.cache is cache else None
         if done is None:
             taps = dict.fromkeys(names, rows.token)
@@ -136,9 +136,13 @@ class Native(Decoder):
         return PassOutput(layout.rows, None if layers is None else last, logits, out, prompt=prompt)
 
     @torch.inference_mode()
-    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None) -> Tensor:
+    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None, features: dict[str, Tensor] | None = None) -> Tensor:
         """See `Decoder.scored`."""
-        normed, _ = self.states(rows, cache, range(self.num_layers))
+        features = {} if features is None else features
+        taps = dict.fromkeys(_inner(features), rows.token)
+        taps["last"], _ = self.states(rows, cache, range(self.num_layers), taps=taps)
+        features.update((name, gather(taps, name)) for name in tuple(features))
+        normed = taps["last"]
         return self.logits(normed if wanted is None else normed[wanted])
 
     def _heads(self, normed: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
@@ -198,6 +202,11 @@ class Native(Decoder):
         query = rope_write(qkv, angles, rows, pool, norms, self.eps)
         out = attention(query, pool, rows.where, self.scale, Form(block.window, None, rows.tree, rows.serial))
         return out.view(out.shape[0], -1)
+
+
+def _inner(features: Iterable[str]) -> set[str]:
+    """The layers whose inputs are asked for."""
+    return {tap for name in features for tap in taps_of(name)} - {"last"}
 
 
 def _join(block: Any) -> Block:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OutriderWarning
-from ..types import Proposal
+from ..types import PassRows, Proposal
 from .lanes import staged
 from .rows import Rows, tiles_of
 
@@ -43,7 +43,8 @@ KEEP = -1
 
 
 class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, whether any request filters."""
+    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, whether any request filters, what
+    is shown of the target's states (see `protocols.Needs`)."""
 
     requests: int
     rows: int
@@ -51,9 +52,10 @@ class Shape(NamedTuple):
     tree: bool
     longest: int
     filters: bool = False
+    features: tuple[str, ...] = ()
 
 
-def shape_of(proposal: Proposal, longest: int, filters: bool = False) -> Shape | None:
+def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: tuple[str, ...] = ()) -> Shape | None:
     """The smallest bucket for a proposal; None where there is none."""
     requests, columns = len(proposal.widths), max(proposal.widths, default=0)
     rows = requests + sum(proposal.widths)
@@ -64,7 +66,7 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False) -> Shape |
     total = found[0] if columns == 0 else bucket(rows, ROWS)
     if total is None:
         return None
-    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters)
+    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters, features)
 
 
 def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
@@ -147,6 +149,8 @@ class Round:
         self.result = torch.zeros(shape.requests, 3 + 2 * (shape.columns + 1), dtype=torch.int32, device=device)
         self.choice = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self.work = Work.make(shape.rows, machine.usable, device, filters=shape.filters)
+        self.features: dict[str, Tensor] = {}
+        self.stands = PassRows(*(self.choice for _ in range(4)))
         self._last: tuple[object, ...] | None = None
         self._blank()
         self.graph = machine.captured(self._work)
@@ -169,7 +173,10 @@ class Round:
         rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.decoder.vocab_size, machine.max_len), shape.tree)
         where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
-        logits = machine.decoder.scored(packed, machine.cache)
+        self.features = dict.fromkeys(shape.features, self.choice)
+        logits = machine.decoder.scored(packed, machine.cache, features=self.features)
+        if shape.features:
+            self.stands = _stands(fields.first, rows.attend, rows.known)
         choose.choose(logits, choose.Asked(rows.lane, rows.attend + 1), machine.lanes, self.work, self.choice)
         rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
         if shape.tree:
@@ -231,6 +238,14 @@ class Round:
             return
         found = tiles_of(pairwise(ends), size)
         tiles[: len(found)] = found
+
+
+def _stands(first: Tensor, attend: Tensor, known: Tensor) -> PassRows:
+    """Which row belongs where, for those who read its states."""
+    row = torch.arange(attend.shape[0], dtype=torch.int32, device=attend.device)
+    request = torch.bucketize(row, first[1:], right=True).clamp(max=known.shape[0] - 1)
+    slot = row - first[request]
+    return PassRows(request, attend.long(), (known[request] + slot - 1).long(), slot.long())
 
 
 class Machine:
