@@ -1,8 +1,8 @@
 """Better sets of left-out blocks, looked for while texts are written (Xia et al. 2025, "SWIFT", arXiv 2410.06916).
 
-A set is worth what share of the last written tokens it would have guessed, each after the true ones: one pass of the target over
-them. Candidates leave out as many blocks as the set in use, so they cost the same. Most exchange a few blocks that seem to do
-harm for some that seem not to (Thompson sampling over each block's record), some are drawn at random.
+A set is tried on the last written tokens: one pass of the target tells what share of them it would have guessed, each after the
+true ones. With what it leaves out, that gives the speed it promises. Most candidates leave out a few blocks more or less than the
+best set so far, by each block's record (Thompson sampling); some are drawn at random.
 """
 
 from __future__ import annotations
@@ -21,13 +21,17 @@ Skipped = tuple[frozenset[int], frozenset[int]]
 
 SHARE = 0.05
 """Of the time spent writing, what the search may take."""
-_GOOD = 0.97
 _TRIES, _PATIENCE = 400, 60
 """Candidates in all, and in a row without a better one, after which the search ends."""
 _RANDOM = 4
 """One candidate in so many is drawn at random."""
 _SPREAD = 0.1
 """What a block whose record is empty may be worth, give or take."""
+_ATTENTION, _MLP = 1 / 3, 2 / 3
+"""Of a layer's time."""
+_HEAD = 1.0
+"""The vocabulary head's time, in layers."""
+_DEPTHS = range(1, 9)
 _IDLE = 1.0
 """Seconds between two rounds, beyond which nobody was writing."""
 
@@ -38,11 +42,18 @@ def parts(skipped: Skipped, layers: int) -> tuple[Part, ...]:
     return tuple(Part(i, i not in attention, i not in mlp) for i in range(layers))
 
 
+def worth(match: float, skipped: Skipped, layers: int) -> float:
+    """The speed a set promises, in that of plain decoding: (1 - a^(d+1)) / ((1 - a) (1 + c d)) at the best depth d, where `match`
+    a is the chance of a guess and c what a draft pass costs next to a whole one (Leviathan et al. 2023, theorem 3.8)."""
+    cost = 1 - (_ATTENTION * len(skipped[0]) + _MLP * len(skipped[1])) / (layers + _HEAD)
+    return max(sum(match**k for k in range(d + 1)) / (1 + cost * d) for d in _DEPTHS)
+
+
 class Search:
     """Candidates and what became of them. The first and the last layer are left alone unless the first set leaves them out."""
 
     def __init__(self, first: Skipped, layers: int, seed: int = 0) -> None:
-        self.best, self.tries, self.since, self.score = first, 0, 0, 0.0
+        self.best, self.tries, self.since = first, 0, 0
         self._random = np.random.default_rng(seed)
         self._blocks = [sorted(half | set(range(1, layers - 1))) for half in first]
         self._record = np.zeros((2, 2, layers))  # per half: sums of gains, and how many
@@ -50,43 +61,39 @@ class Search:
     @property
     def done(self) -> bool:
         """Whether more tries are not worth their time."""
-        return self.score >= _GOOD or self.since >= _PATIENCE or self.tries >= _TRIES or not any(map(self._swaps, (0, 1)))
+        return self.since >= _PATIENCE or self.tries >= _TRIES or not all(self._blocks)
 
     def candidate(self) -> Skipped:
-        """Another set, with as many blocks of each half as the best one."""
+        """Another set."""
         if self.tries % _RANDOM == _RANDOM - 1:
-            drawn = [self._random.permutation(b)[: len(s)] for b, s in zip(self._blocks, self.best, strict=True)]
-            return frozenset(map(int, drawn[0])), frozenset(map(int, drawn[1]))
-        halves = [half for half in (0, 1) if self._swaps(half)]
-        half = int(self._random.choice(halves))
-        count = int(self._random.integers(1, min(3, self._swaps(half)) + 1))
+            a, m = (frozenset(int(i) for i in b if self._random.random() < 0.3) for b in self._blocks)
+            return a, m
+        half = int(self._random.integers(2))
         sums, times = self._record[half]
         value = self._random.normal(sums / np.maximum(times, 1), _SPREAD / np.sqrt(times + 1))
         inside = sorted(self.best[half], key=lambda i: value[i])
         outside = sorted(set(self._blocks[half]) - self.best[half], key=lambda i: -value[i])
-        changed = self.best[half] - set(inside[:count]) | set(outside[:count])
+        fewer = min(int(self._random.integers(3)), len(inside))
+        more = min(int(self._random.integers(1 if fewer == 0 else 0, 3)), len(outside))
+        if not fewer and not more:
+            fewer = 1
+        changed = self.best[half] - set(inside[:fewer]) | set(outside[:more])
         return (changed, self.best[1]) if half == 0 else (self.best[0], changed)
 
-    def tell(self, candidate: Skipped, score: float, best: float) -> bool:
-        """What the candidate and the best set are worth on the same tokens. True if the candidate is the best from now on."""
+    def tell(self, candidate: Skipped, worth: float, best: float) -> bool:
+        """What the candidate and the best set promise on the same tokens. True if the candidate is the best from now on."""
         self.tries += 1
         for half in (0, 1):
             for blocks, gain in (
-                (candidate[half] - self.best[half], score - best),
-                (self.best[half] - candidate[half], best - score),
+                (candidate[half] - self.best[half], worth - best),
+                (self.best[half] - candidate[half], best - worth),
             ):
                 for i in blocks:
                     self._record[half, :, i] += gain, 1
-        better = score > best
-        self.score = max(score, best)
-        self.since = 0 if better else self.since + 1
-        if better:
+        self.since = 0 if worth > best else self.since + 1
+        if worth > best:
             self.best = candidate
-        return better
-
-    def _swaps(self, half: int) -> int:
-        """How many blocks could be exchanged."""
-        return min(len(self.best[half]), len(self._blocks[half]) - len(self.best[half]))
+        return worth > best
 
 
 class Doses:
@@ -116,9 +123,10 @@ class Doses:
         return scores[0] is not None and scores[1] is not None and self.search.tell(candidate, scores[1], scores[0])
 
     def _score(self, request: Request, skipped: Skipped) -> float | None:
-        """The share of the last tokens that would have been guessed greedily; None where memory is short."""
-        logits = self._view.recall(request, parts(skipped, self._view.num_layers), self._window + 1)
+        """What a set promises by the last tokens, guessed greedily; None where memory is short."""
+        layers = self._view.num_layers
+        logits = self._view.recall(request, parts(skipped, layers), self._window + 1)
         if logits is None:
             return None
         wanted = torch.tensor(request.tokens[-self._window :], device=logits.device)
-        return float((logits[:-1].argmax(1) == wanted).float().mean())
+        return worth(float((logits[:-1].argmax(1) == wanted).float().mean()), skipped, layers)

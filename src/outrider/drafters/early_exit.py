@@ -16,7 +16,7 @@ from ..types import Batch, Budget, Proposal, Resume
 from . import _tuned
 from ._chain import Writer
 
-_SHARE = 0.5
+_SHARE = 0.8
 """Of the layers, those that draft where nothing else is known."""
 _DEPTH = 4
 _FLOOR = 0.6
@@ -30,7 +30,7 @@ class EarlyExit(Drafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`exit`: layers that draft (left open: as tuned, else half of them). `depth`: most tokens guessed (4). `floor`: a chain
+        """`exit`: layers that draft (left open: as tuned, else four of five). `depth`: most tokens guessed (4). `floor`: a chain
         ends where the draft's best token is less likely than this (0.6; 0: never). `path`: a file of `outrider tune`."""
 
         exit: int | None = None
@@ -52,7 +52,7 @@ class EarlyExit(Drafter):
 
     @classmethod
     def guesses(cls, layers: int) -> tuple[dict[str, float], ...]:
-        return tuple({"exit": max(1, round(s * layers)), "depth": _DEPTH, "floor": _FLOOR} for s in (_SHARE, 0.8, 0.25))
+        return tuple({"exit": max(1, round(s * layers)), "depth": _DEPTH, "floor": _FLOOR} for s in (_SHARE, 0.5, 0.25))
 
     @classmethod
     def options(cls, values: Mapping[str, float]) -> dict[str, str]:

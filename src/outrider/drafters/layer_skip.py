@@ -58,7 +58,7 @@ class LayerSkip(Drafter):
 
     @classmethod
     def guesses(cls, layers: int) -> tuple[dict[str, float], ...]:
-        return tuple(_values(skipped, layers) for skipped in (usual(layers), few(layers)))
+        return tuple(_values(skipped, layers) for skipped in (usual(layers), many(layers)))
 
     @classmethod
     def options(cls, values: Mapping[str, float]) -> dict[str, str]:
@@ -104,16 +104,14 @@ class LayerSkip(Drafter):
 
 
 def usual(layers: int) -> Skipped:
-    """What is left out where nothing is known, about 43 % of the inner halves (SWIFT: 45 %): attention of inner layers with an
-    odd number, MLPs of those with an even one, but one in eight."""
+    """What is left out where nothing is known: the attention of every third inner layer. Small models bear little more."""
+    return frozenset(range(min(2, layers - 2), layers - 1, 3)), frozenset()
+
+
+def many(layers: int) -> Skipped:
+    """About 45 % of the inner halves, in turns (as SWIFT begins): what large models bear."""
     inner = range(1, layers - 1)
-    attention = frozenset(i for i in inner if layers < 4 or (i % 2 == 1 and i % 16 != 1))
-    return attention, frozenset(i for i in inner if i % 2 == 0 and i % 16 != 8)
-
-
-def few(layers: int) -> Skipped:
-    """A cautious set: the attention of every third inner layer."""
-    return frozenset(range(2, layers - 1, 3)), frozenset()
+    return frozenset(i for i in inner if i % 2 == 1), frozenset(i for i in inner if i % 2 == 0 and i % 8)
 
 
 def shown(skipped: Skipped) -> str:

@@ -25,7 +25,7 @@ def parts_of(layers: Layers, count: int) -> tuple[Part, ...]:
     parts = [part if isinstance(part, Part) else Part(part) for part in layers]
     order = [part.layer for part in parts]
     if order != sorted(set(order)) or (order and not 0 <= order[0] <= order[-1] < count):
-        raise ValueError(f"layers must be distinct, in order and below {count}, got {tuple(order)}")
+        raise ValueError(f"layers must be distinct and in order, below {count}, got {tuple(order)}")
     return tuple(part for part in parts if part.attention or part.mlp)
 
 
