@@ -203,11 +203,14 @@ class Tuner:
         return target.decoder.num_layers
 
     def search(self, journal: Path) -> Search:
-        """The trials made so far under just these circumstances, ready for more."""
+        """The trials made so far under just these circumstances, ready for more. `BadInput` for a target with too few layers."""
         prompts = [p.sha256 for w in self.workloads for p in w.prompts]
         what = (self.method, self.fingerprint, prompts, self.sizes.max_tokens, self.sizes.temperature, self.seed)
         name = hashlib.sha256(repr(what).encode()).hexdigest()[:16]
-        search = Search(tunable(self.method).knobs(self.layers), name, journal, self.seed)
+        knobs = tunable(self.method).knobs(self.layers)
+        if any(knob.low > knob.high for knob in knobs):
+            raise BadInput(f"{self.llm.name} has too few layers ({self.layers}) for {self.method}")
+        search = Search(knobs, name, journal, self.seed)
         search.suggest(tunable(self.method).guesses(self.layers))
         return search
 

@@ -1,8 +1,8 @@
 """Better sets of left-out blocks, looked for while texts are written (Xia et al. 2025, "SWIFT", arXiv 2410.06916).
 
 A set is tried on the last written tokens: one pass of the target tells what share of them it would have guessed, each after the
-true ones. With what it leaves out, that gives the speed it promises. Most candidates leave out a few blocks more or less than the
-best set so far, by each block's record (Thompson sampling); some are drawn at random.
+true ones. With what it leaves out, that gives the speed it promises. Candidates leave out a few blocks more or less than the best
+set so far, most by what earlier ones gained (Thompson sampling), some at random.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ SHARE = 0.05
 """Of the time spent writing, what the search may take."""
 _TRIES, _PATIENCE = 400, 60
 """Candidates in all, and in a row without a better one, after which the search ends."""
-_RANDOM = 4
-"""One candidate in so many is drawn at random."""
-_SPREAD = 0.1
-"""What a block whose record is empty may be worth, give or take."""
+_RANDOM = 8
+"""One candidate in so many flips blocks at random."""
+_FLIPS = 4
+"""Most blocks that a candidate flips."""
+_SPREAD = 0.02
+"""What a block may be worth beside its record, give or take, at first; later what candidates have gained or lost on average."""
 _ATTENTION, _MLP = 1 / 3, 2 / 3
 """Of a layer's time."""
 _HEAD = 1.0
@@ -50,50 +52,53 @@ def worth(match: float, skipped: Skipped, layers: int) -> float:
 
 
 class Search:
-    """Candidates and what became of them. The first and the last layer are left alone unless the first set leaves them out."""
+    """Candidates and what became of them. The first and the last layer are left alone unless the first set leaves them out.
+
+    The gain of leaving a block out is taken to be linear, with a normal prior: the posterior is a ridge regression over what
+    candidates gained, and every candidate flips those blocks that a draw from it likes best."""
 
     def __init__(self, first: Skipped, layers: int, seed: int = 0) -> None:
         self.best, self.tries, self.since = first, 0, 0
-        self._random = np.random.default_rng(seed)
-        self._blocks = [sorted(half | set(range(1, layers - 1))) for half in first]
-        self._record = np.zeros((2, 2, layers))  # per half: sums of gains, and how many
+        self._layers, self._random, self._spread = layers, np.random.default_rng(seed), _SPREAD
+        self._blocks = [i + half * layers for half in (0, 1) for i in sorted(first[half] | set(range(1, layers - 1)))]
+        self._precision = np.eye(2 * layers)
+        self._gains = np.zeros(2 * layers)
 
     @property
     def done(self) -> bool:
         """Whether more tries are not worth their time."""
-        return self.since >= _PATIENCE or self.tries >= _TRIES or not all(self._blocks)
+        return self.since >= _PATIENCE or self.tries >= _TRIES or not self._blocks
 
     def candidate(self) -> Skipped:
         """Another set."""
-        if self.tries % _RANDOM == _RANDOM - 1:
-            a, m = (frozenset(int(i) for i in b if self._random.random() < 0.3) for b in self._blocks)
-            return a, m
-        half = int(self._random.integers(2))
-        sums, times = self._record[half]
-        value = self._random.normal(sums / np.maximum(times, 1), _SPREAD / np.sqrt(times + 1))
-        inside = sorted(self.best[half], key=lambda i: value[i])
-        outside = sorted(set(self._blocks[half]) - self.best[half], key=lambda i: -value[i])
-        fewer = min(int(self._random.integers(3)), len(inside))
-        more = min(int(self._random.integers(1 if fewer == 0 else 0, 3)), len(outside))
-        if not fewer and not more:
-            fewer = 1
-        changed = self.best[half] - set(inside[:fewer]) | set(outside[:more])
-        return (changed, self.best[1]) if half == 0 else (self.best[0], changed)
+        vector = self._vector(self.best)
+        flips: list[int] = self._random.permutation(self._blocks).tolist()
+        if self.tries % _RANDOM:
+            covariance = np.linalg.inv(self._precision)
+            drawn = self._random.multivariate_normal(covariance @ self._gains, self._spread**2 * covariance)
+            flips.sort(key=lambda i: drawn[i] * (2 * vector[i] - 1))
+        for i in flips[: int(self._random.integers(1, _FLIPS + 1))]:
+            vector[i] = 1 - vector[i]
+        attention, mlp = (frozenset(int(i) for i in half.nonzero()[0]) for half in vector.reshape(2, -1))
+        return attention, mlp
 
     def tell(self, candidate: Skipped, worth: float, best: float) -> bool:
         """What the candidate and the best set promise on the same tokens. True if the candidate is the best from now on."""
+        change, gain = self._vector(candidate) - self._vector(self.best), worth - best
+        self._precision += np.outer(change, change)
+        self._gains += change * gain
+        self._spread += 0.1 * (abs(gain) - self._spread)
         self.tries += 1
-        for half in (0, 1):
-            for blocks, gain in (
-                (candidate[half] - self.best[half], worth - best),
-                (self.best[half] - candidate[half], best - worth),
-            ):
-                for i in blocks:
-                    self._record[half, :, i] += gain, 1
-        self.since = 0 if worth > best else self.since + 1
-        if worth > best:
+        self.since = 0 if gain > 0 else self.since + 1
+        if gain > 0:
             self.best = candidate
-        return worth > best
+        return gain > 0
+
+    def _vector(self, skipped: Skipped) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """1 for each half that is left out: attention of all layers, then their MLPs."""
+        vector = np.zeros(2 * self._layers)
+        vector[[i + half * self._layers for half in (0, 1) for i in skipped[half]]] = 1
+        return vector
 
 
 class Doses:

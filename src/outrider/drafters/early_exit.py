@@ -52,7 +52,7 @@ class EarlyExit(Drafter):
 
     @classmethod
     def guesses(cls, layers: int) -> tuple[dict[str, float], ...]:
-        return tuple({"exit": max(1, round(s * layers)), "depth": _DEPTH, "floor": _FLOOR} for s in (_SHARE, 0.5, 0.25))
+        return tuple({"exit": exit_at(s, layers), "depth": _DEPTH, "floor": _FLOOR} for s in (_SHARE, 0.5, 0.25))
 
     @classmethod
     def options(cls, values: Mapping[str, float]) -> dict[str, str]:
@@ -67,7 +67,7 @@ class EarlyExit(Drafter):
             return
         layers = config.exit
         if layers is None:
-            layers = max(1, round(_SHARE * view.num_layers))
+            layers = exit_at(_SHARE, view.num_layers)
             _tuned.say(f"exit={layers} is a guess for {start.name}; find a better one with: outrider tune early_exit")
         if not 0 < layers < view.num_layers:
             raise DrafterMismatch(f"early_exit cannot leave {start.name} after {layers} of its {view.num_layers} layers")
@@ -80,3 +80,8 @@ class EarlyExit(Drafter):
             return Proposal.empty(len(batch))
         nodes, parts = self._writer.write(batch, budget)
         return replace(nodes, resume=Resume(len(self._writer.layers), parts)) if parts else nodes
+
+
+def exit_at(share: float, layers: int) -> int:
+    """About a `share` of the layers, at least one of them left to verify."""
+    return max(1, min(round(share * layers), layers - 1))

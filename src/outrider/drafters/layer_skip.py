@@ -105,7 +105,8 @@ class LayerSkip(Drafter):
 
 def usual(layers: int) -> Skipped:
     """What is left out where nothing is known: the attention of every third inner layer. Small models bear little more."""
-    return frozenset(range(min(2, layers - 2), layers - 1, 3)), frozenset()
+    inner = range(1, layers - 1)
+    return frozenset(inner[1::3] or inner), frozenset()
 
 
 def many(layers: int) -> Skipped:
