@@ -77,6 +77,13 @@ def test_a_search_goes_on_from_its_journal(tmp_path: Path) -> None:
     assert again.best.trials == 13 and Search(knobs, "other", journal).best is None
 
 
+@pytest.mark.parametrize("content", ["what is this\n", '{"op": 1}\n', "[]\n"])
+def test_a_damaged_journal(tmp_path: Path, content: str) -> None:
+    (tmp_path / "j").write_text(content)
+    with pytest.raises(BadInput, match=r"cannot go on from the journal .* delete it"):
+        Search([Knob("x", 0, 1)], "one", tmp_path / "j")
+
+
 def interrupt(values: Mapping[str, float]) -> float:
     raise KeyboardInterrupt
 

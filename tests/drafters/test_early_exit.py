@@ -112,3 +112,13 @@ def test_what_tuning_found(enabled: bool) -> None:
     with pytest.warns(OutriderWarning, match="no guesses: .* 0.90 times"):
         assert all(r.stats.drafted == 0 for r in run("early_exit"))
     assert all(r.stats.drafted for r in run("early_exit:exit=2,floor=0"))
+
+
+def test_fp32_scores_have_the_bits_of_plain_decoding() -> None:
+    """By rows, states that went part of the way in other company are the same states."""
+    own = tiny.Decoder(tiny.model(dtype=torch.float32, hidden_size=64, intermediate_size=1536, seed=4), "fp32")
+    params = SamplingParams(temperature=1.0, max_tokens=24, ignore_eos=True, seed=5, logprobs=3)
+    told = []
+    for spec in ("none", "early_exit:exit=2,floor=0,depth=5", "early_exit:exit=1,floor=0.4", "layer_skip:attention=1,floor=0"):
+        told.append([(r.output, r.logprobs) for r in run(spec, params, tiny.World(own=own, by_rows=True))])
+    assert all(one == told[0] for one in told)

@@ -121,6 +121,11 @@ def test_an_untuned_set_is_named() -> None:
         assert all(set(guess) == names for guess in LayerSkip.guesses(layers))
 
 
+def test_values_become_options() -> None:
+    values = LayerSkip.guesses(12)[0] | {"attention.10": 1, "mlp.9": 1, "mlp.3": 1, "depth": 2, "floor": 0.25}
+    assert LayerSkip.options(values) == {"attention": "2+5+8+10", "mlp": "3+9", "depth": "2", "floor": "0.250"}
+
+
 def tuned(enabled: bool, speedup: float | None = 1.25) -> _tuned.Tuned:
     options = {"attention": "none", "mlp": "none", "depth": "3", "floor": "0.000"}
     return _tuned.Tuned("layer_skip", tiny.decoder().fingerprint, options, enabled, speedup)

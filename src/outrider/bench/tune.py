@@ -55,7 +55,7 @@ def optuna() -> Any:
 
 class Search:
     """Looks for values of `knobs` with the highest score. With a `journal`, a file, trials are kept there under `name`, and those
-    that are there already count."""
+    that are there already count. Raises `BadInput` for a journal that cannot be read."""
 
     def __init__(self, knobs: Sequence[Knob], name: str, journal: Path | None = None, seed: int = 0) -> None:
         import numpy as np
@@ -63,16 +63,11 @@ class Search:
         module = optuna()
         self._module, self._knobs = module, {knob.name: knob for knob in knobs}
         self._spaces = {knob.name: _space(module, knob) for knob in knobs}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", module.exceptions.ExperimentalWarning)
-            storage = None
-            if journal is not None:
-                journal.parent.mkdir(parents=True, exist_ok=True)
-                backend = module.storages.journal
-                storage = module.storages.JournalStorage(backend.JournalFileBackend(str(journal)))
-            sampler = module.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
-            options = {"sampler": sampler, "direction": "maximize", "load_if_exists": True}
-            self._study = module.create_study(storage=storage, study_name=name, **options)
+        options = {"sampler": module.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP), "direction": "maximize"}
+        try:
+            self._study = module.create_study(storage=_storage(module, journal), study_name=name, load_if_exists=True, **options)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"cannot go on from the journal {journal} ({error}); delete it to begin anew") from None
         self._done = self._finished()
         self._random = np.random.default_rng((seed, len(self._done)))
 
@@ -125,6 +120,16 @@ class Search:
         knob = self._knobs[name]
         value = min(max(float(value), knob.low), knob.high)
         return round(value) if knob.whole else value
+
+
+def _storage(module: Any, journal: Path | None) -> Any:
+    """Trials on disk; None keeps them in memory."""
+    if journal is None:
+        return None
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", module.exceptions.ExperimentalWarning)
+        return module.storages.JournalStorage(module.storages.journal.JournalFileBackend(str(journal)))
 
 
 def _space(module: Any, knob: Knob) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -104,9 +103,8 @@ def write(path: Path, tuned: Tuned) -> None:
     text = json.dumps({"format": FORMAT, **own, **{k: v for k, v in tuned.more.items() if k not in own}}, indent=1) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}; give another with --output") from None

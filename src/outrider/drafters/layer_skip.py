@@ -62,10 +62,9 @@ class LayerSkip(Drafter):
 
     @classmethod
     def options(cls, values: Mapping[str, float]) -> dict[str, str]:
-        chosen = {
-            half: [k.split(".")[1] for k, v in values.items() if k.startswith(half + ".") and v] for half in ("attention", "mlp")
-        }
-        sets = {half: "+".join(found) or "none" for half, found in chosen.items()}
+        out = [k.split(".") for k, v in values.items() if "." in k and v]
+        chosen = {half: sorted(int(i) for h, i in out if h == half) for half in ("attention", "mlp")}
+        sets = {half: "+".join(map(str, found)) or "none" for half, found in chosen.items()}
         return {**sets, "depth": str(int(values["depth"])), "floor": f"{values['floor']:.3f}"}
 
     def start(self, start: Start) -> None:
