@@ -16,6 +16,7 @@ from outrider.drafters.layer_skip import LayerSkip, many, usual
 from outrider.errors import BadInput, DrafterMismatch, OutriderWarning
 from outrider.models.hf import Decoder
 from outrider.models.layout import Layout
+from outrider.models.quantize import quantize
 from outrider.models.target import View
 from outrider.types import Batch, Part, Proposal
 
@@ -174,6 +175,17 @@ def test_models_have_fingerprints_of_their_own() -> None:
     assert Decoder(tiny.model(), "a").fingerprint == Decoder(tiny.model(), "b").fingerprint == tiny.decoder().fingerprint
     others = {Decoder(tiny.model(**change), "c").fingerprint for change in ({"seed": 1}, {"dtype": torch.float32})}
     assert len(others | {tiny.decoder().fingerprint}) == 3
+
+
+def test_quantised_models_have_fingerprints_of_their_own() -> None:
+    pytest.importorskip("torchao")
+    found = set()
+    for scheme in ("none", "int8", "int4"):
+        model = tiny.model(dtype=torch.float32, intermediate_size=64)
+        if scheme != "none":
+            quantize(model, scheme, "cpu")
+        found.add(Decoder(model, scheme).fingerprint)
+    assert len(found) == 3
 
 
 # The search while texts are written

@@ -53,6 +53,7 @@ def tune(
     seed: Seed = 0,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     threads: o.Threads = None,
     output: Output = None,
     json: o.Json = False,
@@ -70,7 +71,7 @@ def tune(
     halves = tuning.halves(_workloads(workload), sizes.prompts)
     if output is not None and (Path(output).is_dir() or not Path(output).parent.is_dir()):
         raise BadInput(f"--output {output}: give a file in a directory that exists")
-    options = o.ModelOptions(model, "none", "coupled", device, dtype, None, threads, prefix_cache=False)
+    options = o.ModelOptions(model, "none", "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
     found, path = _search(options, (method, halves, sizes, seed), output)
     if json:
         typer.echo(jsonlib.dumps(jsonlib.loads(path.read_text()) | {"path": str(path)}))

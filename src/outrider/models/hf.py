@@ -258,7 +258,7 @@ def taps_of(name: str) -> list[str]:
 
 def layers_read(names: Sequence[str]) -> set[int]:
     """Layers whose inputs the features are made of."""
-    return {int(part) for name in names for part in _parts(name) if part.isdecimal()}
+    return {int(part) for name in names for part in taps_of(name) if part.isdecimal()}
 
 
 def gather(taps: dict[str, Tensor], name: str) -> Tensor:

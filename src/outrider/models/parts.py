@@ -83,9 +83,9 @@ class Cut:
 def fingerprint(model: PreTrainedModel) -> str:
     """16 hexadecimal digits that tell weights, dtypes and kinds of device apart, by samples of every plain tensor."""
     digest = hashlib.sha256(type(model).__name__.encode())
-    for name, weight in model.named_parameters():
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.device.type};".encode())
-        if type(weight) is nn.Parameter and weight.is_floating_point() and weight.numel():
+        if type(weight) in (nn.Parameter, Tensor) and weight.numel():
             few = weight.detach().flatten()[:: max(1, weight.numel() // _SAMPLE)][:_SAMPLE]
             digest.update(few.double().cpu().numpy().tobytes())
     return digest.hexdigest()[:16]
