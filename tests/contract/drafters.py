@@ -98,6 +98,8 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
         "hybrid:all": lambda answers: _hybrid(answers, False),
         "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:parts": _named("hybrid:members=early_exit(exit=2;floor=0;depth=3)+layer_skip(attention=1;depth=2)+suffix"),
+        "hybrid:parts,merge": _named("hybrid:merge=yes,members=early_exit(exit=1;floor=0)+layer_skip(mlp=1)+ngram(min=1)"),
         "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
     },
     "lookahead": {

@@ -9,7 +9,7 @@ import torch
 
 from outrider import registry
 from outrider.config import SamplingParams
-from outrider.drafters import _tuned
+from outrider.drafters import _tuned, pick
 from outrider.drafters.early_exit import EarlyExit
 from outrider.errors import BadInput, DrafterMismatch, OutriderWarning
 
@@ -122,3 +122,8 @@ def test_fp32_scores_have_the_bits_of_plain_decoding() -> None:
     for spec in ("none", "early_exit:exit=2,floor=0,depth=5", "early_exit:exit=1,floor=0.4", "layer_skip:attention=1,floor=0"):
         told.append([(r.output, r.logprobs) for r in run(spec, params, tiny.World(own=own, by_rows=True))])
     assert all(one == told[0] for one in told)
+
+
+def test_nobody_gets_it_unasked() -> None:
+    assert {"early_exit", "layer_skip"} <= set(registry.names())
+    assert pick(registry.names())[0] not in ("early_exit", "layer_skip")
