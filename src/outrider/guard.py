@@ -81,7 +81,7 @@ class Guard:
         if sound and _unseen(proposal):
             return self._put_right(proposal)
         if sound:
-            return _tidy(self._own(proposal)) if any(proposal.widths) else None
+            return _tidy(self._own(proposal)) if any(proposal.widths) or proposal.resume is not None else None
         self._strikes += 1
         if self._strikes >= _PATIENCE:
             self._stop(

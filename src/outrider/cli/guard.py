@@ -72,7 +72,9 @@ def _report(message: str, status: int, debug: bool) -> int:
 
 @contextmanager
 def _warnings_in_one_line(debug: bool) -> Iterator[None]:
-    """Our own warnings appear as `warning: ...`; those of the libraries below, and their remarks, only under `--debug`."""
+    """Our own warnings appear as `warning: ...`, the same one once; those of the libraries below, and their remarks, only under
+    `--debug`."""
+    seen = set[str]()
 
     def show(
         message: Warning | str,
@@ -82,6 +84,9 @@ def _warnings_in_one_line(debug: bool) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
+        if str(message) in seen:
+            return
+        seen.add(str(message))
         ours = issubclass(category, OutriderWarning)
         say(f"warning: {message}" if ours else f"warning: {filename}:{lineno}: {category.__name__}: {message}")
 

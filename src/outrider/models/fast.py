@@ -70,7 +70,8 @@ class FastTarget(ModelTarget):
         return self._found[2]
 
     def _find(self, batch: Batch, proposal: Proposal) -> Shape | None:
-        if not self.steady(batch) or proposal.resume is not None or proposal.q is not None:
+        resumed = proposal.resume is not None and any(proposal.widths)  # without guesses, a captured round is faster
+        if not self.steady(batch) or resumed or proposal.q is not None:
             return None
         longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
         return shape_of(proposal, longest, any(map(filters, batch.requests)), self.needs.features)
@@ -80,6 +81,7 @@ class FastTarget(ModelTarget):
         shape = self._shape(batch, proposal)
         if shape is None:
             return super().score(batch, proposal.to(self.device))
+        self.loans.clear()
         lanes = self.book.take(batch.requests)
         played = self.machine.round(shape)
         started = mark(self.device)

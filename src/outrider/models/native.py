@@ -21,6 +21,7 @@ from ..protocols import Cache
 from ..types import PassOutput
 from .hf import Decoder, gather, taps_of
 from .layout import Layout
+from .parts import Layers, parts_of
 from .products import Products, Weight
 from .quantize import QuantizedLinear, joined
 from .rows import Rows, rows_of
@@ -114,14 +115,12 @@ class Native(Decoder):
         layout: Layout,
         cache: Cache,
         features: Sequence[str] = (),
-        layers: Sequence[int] | None = None,
+        layers: Layers | None = None,
         hidden: Tensor | None = None,
         by_rows: bool = False,
     ) -> PassOutput:
         """See `Decoder.forward`."""
         rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
-        if layers is not None and list(layers) != sorted(set(layers)):
-            raise ValueError(f"layers must be distinct and in order, got {tuple(layers)}")
         names = _inner(features)
         done = self.passes.run(rows, names) if self.passes is not None and layers is None and self.passes.cache is cache else None
         if done is None:
@@ -163,7 +162,7 @@ class Native(Decoder):
         self,
         rows: Rows,
         cache: Cache,
-        layers: Sequence[int],
+        layers: Layers,
         hidden: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -173,18 +172,21 @@ class Native(Decoder):
 
         cos, sin = self.angles(rows.longest)
         residual = self.base.embed_tokens(rows.token) if hidden is None else hidden.clone()
-        order = list(layers)
-        norms = [self.stack[i].first_norm for i in order] + [self.final]
+        parts = parts_of(layers, self.num_layers)
+        steps = [(part.layer, mlp) for part in parts for mlp in (False, True) if (part.mlp if mlp else part.attention)]
+        norms = [self.stack[i].second_norm if mlp else self.stack[i].first_norm for i, mlp in steps] + [self.final]
         normed = self._norm(None, residual, norms[0])
-        for at, i in enumerate(order):
+        for (i, mlp), following in zip(steps, norms[1:], strict=True):
             block = self.stack[i]
+            if mlp:
+                inner = fused.gate(self.products(normed, block.gate_up), tanh=self.tanh)
+                normed = self._norm(self.products(inner, block.down), residual, following)
+                continue
             if taps and str(i) in taps:
                 taps[str(i)] = residual.clone()
             qkv = self.products(normed, block.qkv, block.qkv_bias)
             mixed = self._attend(qkv, (cos, sin), rows, cache, i)
-            normed = self._norm(self.products(mixed, block.out, block.out_bias), residual, block.second_norm)
-            inner = fused.gate(self.products(normed, block.gate_up), tanh=self.tanh)
-            normed = self._norm(self.products(inner, block.down), residual, norms[at + 1])
+            normed = self._norm(self.products(mixed, block.out, block.out_bias), residual, following)
         return normed, residual
 
     def _norm(self, x: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
