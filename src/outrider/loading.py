@@ -78,6 +78,7 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     cache = make_cache(setup, decoder, max_len, drafter)
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = make_target(decoder, cache, sampler, max_len, setup.invariant)
+    target.fingerprint = loaded.fingerprint
     return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer))
 
 
@@ -126,6 +127,7 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, tokenizer: TextT
         target.cache.block_size,
         getattr(target.sampler, "usable", 0),
         tokenizer,
+        target.fingerprint,
     )
 
 

@@ -124,6 +124,8 @@ class TargetView(Protocol):
     order, at their true positions. `hidden` continues from states of an earlier run instead of embeddings. KV goes where
     verification will put it: `"scratch"` will be overwritten by the pass, `"shared"` promises that the layers ran are a prefix
     of the model, so that `Proposal.resume` may skip them. Slots before `start` must have been run in this round.
+
+    `rows` gives the weights of embeddings and vocabulary head, `[V, H]` each, for drafters that store none of their own.
     """
 
     vocab_size: int
@@ -143,12 +145,14 @@ class TargetView(Protocol):
         kv: Literal["scratch", "shared"] = "scratch",
     ) -> PassOutput: ...
 
+    def rows(self) -> tuple[Tensor, Tensor]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
     token strings to ids, where the `tokenizer` is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
-    `kv_block`; `usable`: ids below it can be chosen."""
+    `kv_block`; `usable`: ids below it can be chosen. `fingerprint` tells the target's weights apart (empty: not known)."""
 
     name: str
     vocab_size: int
@@ -163,6 +167,7 @@ class Start:
     kv_block: int = 64
     usable: int = 0
     tokenizer: Tokenizer | None = None
+    fingerprint: str = ""
 
 
 class Target(Protocol):
@@ -253,8 +258,11 @@ class Lesson:
 
 class Pupil(Protocol):
     """A drafter's weights while they are being trained. A drafter class that can be trained has a class method
-    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and
-    figures to show by name; `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
+    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name, typed and complete if it has a
+    nested frozen dataclass `Training` of them. `loss` gives a scalar and figures to show by name, of which `acceptance` (the
+    share of guesses that are the target's own, or one by position `[K]`) decides how long training goes on; `save` writes a
+    directory, which the drafter's `path` option accepts, of safetensors and `config.json` alone.
+    """
 
     module: torch.nn.Module
     features: tuple[str, ...]

@@ -246,11 +246,21 @@ def truncate(model: PreTrainedModel, layers: int, name: str = "model") -> PreTra
         return model
     if layers > config.num_hidden_layers:
         raise BadInput(f"cannot keep {layers} layers of {name}: it has only {config.num_hidden_layers}")
+    return keep_layers(model, range(layers), name)
+
+
+def keep_layers(model: PreTrainedModel, layers: Sequence[int], name: str = "model") -> PreTrainedModel:
+    """Keep only these decoder layers, in order, renumbered. The model itself is changed."""
+    config = model.config.get_text_config()
     field, blocks = _blocks(model.base_model, config.num_hidden_layers, name)
-    setattr(model.base_model, field, blocks[:layers])
-    config.num_hidden_layers = layers
+    kept = nn.ModuleList(blocks[i] for i in layers)
+    for i, block in enumerate(kept):
+        if hasattr(block, "self_attn") and hasattr(block.self_attn, "layer_idx"):
+            block.self_attn.layer_idx = i
+    setattr(model.base_model, field, kept)
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+        config.layer_types = [config.layer_types[i] for i in layers]
+    config.num_hidden_layers = len(layers)
     return model
 
 

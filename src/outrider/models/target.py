@@ -32,6 +32,9 @@ class ModelTarget:
         self.needs = Needs()
         self.lent: dict[int, Lent] = {}
 
+    fingerprint = ""
+    """Tells the weights apart, where they came from files."""
+
     anchored = False
     """Whether a token's KV has the same bits whichever pass computed it."""
 
@@ -180,3 +183,8 @@ class View:
             run = Lent(out, len(layers), out.hidden.clone(), _place(layout), _content(layout))
             target.lent[id(out)] = run
         return out
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Weights `[V, H]` of embeddings and vocabulary head."""
+        model = self._target.decoder.model
+        return model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
