@@ -113,6 +113,15 @@ def fetch(source: Source, progress: Progress | None = None) -> Source:
     return Source("directory", source.name, _fetch(source.name, progress or (lambda line: None)))
 
 
+def fingerprint(source: Source) -> str:
+    """What `load` will call these weights, without loading them; a hub's files are fetched. Raises as `load` does."""
+    source = fetch(source)
+    path = _path(source)
+    if source.kind == "embedded":
+        return embedded.SHA256
+    return sampled_digest(path / "config.json", *check_directory(path)) if source.kind == "directory" else sampled_digest(path)
+
+
 def _gguf_file(path: Path) -> Path:
     if is_gguf(path):
         return path
