@@ -139,9 +139,9 @@ def lacks(spec: str, key: str) -> bool:
     return key in fields and key not in values and fields[key].default is fields[key].default_factory is dataclasses.MISSING
 
 
-def configure(cls: type, values: dict[str, str]) -> Any:
-    """`cls.Config` from strings, converted by field type."""
-    config: Any = getattr(cls, "Config", None)
+def configure(cls: type, values: dict[str, str], kind: str = "Config") -> Any:
+    """`cls.Config`, or another nested dataclass, from strings, converted by field type."""
+    config: Any = getattr(cls, kind, None)
     fields = {f.name: f for f in dataclasses.fields(config)} if config is not None else {}
     unknown = sorted(set(values) - set(fields))
     if unknown:

@@ -42,6 +42,11 @@ class Capture:
         self.cache = None if cache is None else cache / _key(loaded.fingerprint, self.features)
         self._check()
 
+    @property
+    def vocabulary(self) -> int:
+        first: Any = self.model.get_input_embeddings()
+        return int(first.weight.shape[0])
+
     def teacher(self, counts: Tensor) -> Teacher:
         """The target for those who build a pupil. `counts [V]`, or fewer, which are filled up."""
         first: Any = self.model.get_input_embeddings()

@@ -77,22 +77,30 @@ def _digest(tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(np.array(tokens, dtype="<i4").tobytes()).digest()
 
 
+def matching(directory: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """The manifest of texts that were made just so, or None where there are none. `BadInput` for others."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return None
+    differing = [f"{k} {manifest.get(k)!r}, now {v!r}" for k, v in identity.items() if manifest.get(k) != v]
+    if differing:
+        raise BadInput(
+            f"{directory} holds texts that were made otherwise ({'; '.join(differing):.300}); "
+            "give another directory, or remove it"
+        )
+    return manifest
+
+
 class Store:
     """Where texts are put. `identity`: what they were made of and how; a directory that was made otherwise raises `BadInput`."""
 
     def __init__(self, directory: Path, identity: dict[str, Any], held: float, frame: int = 0) -> None:
         self.directory, self.held, self.seen = directory, held, Seen(frame)
-        self.manifest = read_manifest(directory)
+        self.manifest = matching(directory, identity)
         if self.manifest is None:
             counts = {"rounds": 0, "texts": 0, "held": 0, "tokens": 0, "taught": 0, "copies": 0}
             self.manifest = {"format": FORMAT, **identity, **counts, "shards": []}
             return
-        differing = [f"{k} {self.manifest.get(k)!r}, now {v!r}" for k, v in identity.items() if self.manifest.get(k) != v]
-        if differing:
-            raise BadInput(
-                f"{directory} holds texts that were made otherwise ({'; '.join(differing):.300}); "
-                "give another directory, or remove it"
-            )
         for text in texts(load(directory)):
             self.seen.add(text)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 _PART = 2**26
 """Numbers that travel together."""
+_PATIENCE = timedelta(hours=24)
+"""How long ranks wait for each other: one may be writing texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ def join(device: torch.device) -> Ranks:
     if not dist.is_initialized():
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_PATIENCE)
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 

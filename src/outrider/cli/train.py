@@ -1,0 +1,247 @@
+"""`outrider train`: a drafter for any model, from texts that the model writes itself."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import BadInput
+from . import options as o
+from .drafters import HELP
+from .guard import say
+
+if TYPE_CHECKING:
+    from ..train.loop import Sign
+    from ..train.run import Outcome, Plan
+
+_TEXTS, _TRAINING = "Texts", "Training"
+_TINY = "tiny"
+Method = Annotated[
+    str, typer.Argument(metavar="METHOD[:key=value,...]", help="What to train, with its options; 'help' lists all of them.")
+]
+Out = Annotated[str | None, typer.Option(metavar="DIR", help="Where the drafter goes (default: among your own, by model).")]
+Data = Annotated[
+    list[str],
+    typer.Option(
+        metavar="FILE",
+        help="Prompts of your own, .jsonl or .txt (repeatable); the model answers them first.",
+        rich_help_panel=_TEXTS,
+    ),
+]
+Texts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR", help="Where the texts are kept (default: a directory that all methods share).", rich_help_panel=_TEXTS
+    ),
+]
+Write = Annotated[int | None, typer.Option(min=1, help="Tokens that the model is to write.", rich_help_panel=_TEXTS)]
+Together = Annotated[int | None, typer.Option(min=1, help="Texts that it writes at a time.", rich_help_panel=_TEXTS)]
+Answer = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=_TEXTS)]
+Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after this long; the same command goes on.")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Train for so many steps.", rich_help_panel=_TRAINING)]
+Tokens = Annotated[int | None, typer.Option(min=1, help="Train on so many tokens.", rich_help_panel=_TRAINING)]
+Epochs = Annotated[float | None, typer.Option(help="Go over the texts so many times (default: 3).", rich_help_panel=_TRAINING)]
+BatchTokens = Annotated[int | None, typer.Option(min=1, help="Tokens per pass.", rich_help_panel=_TRAINING)]
+Accumulate = Annotated[int | None, typer.Option(min=1, help="Passes per step.", rich_help_panel=_TRAINING)]
+Longest = Annotated[int | None, typer.Option(min=1, help="Cut texts to so many tokens.", rich_help_panel=_TRAINING)]
+Rate = Annotated[float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_TRAINING)]
+Check = Annotated[int | None, typer.Option(min=1, help="Steps between looks at held-out texts.", rich_help_panel=_TRAINING)]
+Seed = Annotated[int, typer.Option(min=0, help="Same seed, same texts and same training.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Little of everything, to see whether it works.")]
+Cache = Annotated[
+    bool, typer.Option("--cache", help="Keep what the model sees on disk: faster, large.", rich_help_panel=_TRAINING)
+]
+Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
+
+QUICK: dict[str, dict[str, Any]] = {
+    "writing": {"tokens": 60_000, "answer": 128, "turn": 48, "batch": 32},
+    "recipe": {"batch_tokens": 4096, "longest": 256, "held_tokens": 8000},
+    "exam": {"prompts": 12, "answer": 48},
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "writing": {"tokens": 20_000, "answer": 64, "turn": 8, "held": 0.1},
+    "recipe": {"batch_tokens": 2048, "rate": 2e-2, "epochs": 6.0, "longest": 128, "held_tokens": 4000},
+    "exam": {"prompts": 16, "answer": 48},
+}
+"""For the tiny model, that tries all this out in a minute."""
+STAGES = {
+    "texts": "the texts are not all written yet",
+    "training": "training is not over yet",
+    "examination": "the drafter is trained but not examined yet",
+}
+
+
+def train(
+    method: Method,
+    model: o.Model = o.DEFAULT_MODEL,
+    out: Out = None,
+    data: Data = [],  # noqa: B006 - typer copies the default
+    texts: Texts = None,
+    write: Write = None,
+    together: Together = None,
+    answer: Answer = None,
+    minutes: Minutes = None,
+    steps: Steps = None,
+    tokens: Tokens = None,
+    epochs: Epochs = None,
+    batch_tokens: BatchTokens = None,
+    accumulate: Accumulate = None,
+    longest: Longest = None,
+    rate: Rate = None,
+    check: Check = None,
+    seed: Seed = 0,
+    quick: Quick = False,
+    cache: Cache = False,
+    finish: Finish = False,
+    device: o.Device = "auto",
+    dtype: o.Dtype = "auto",
+    threads: o.Threads = None,
+    json: o.Json = False,
+    debug: o.Debug = False,
+) -> None:
+    """Train a drafter for a model, with texts that the model writes itself. Three steps: texts, training, examination on held-out
+    prompts; interrupted at any of them, the same command goes on. --draft auto finds what came of it.
+
+    --model tiny is a random model for trying this out."""
+    if method == HELP:
+        typer.echo(describe_methods())
+        return
+    until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    sizes = {
+        "writing": {"tokens": write, "batch": together, "answer": answer, "files": tuple(data) or None},
+        "recipe": {
+            "steps": steps,
+            "tokens": tokens,
+            "epochs": epochs,
+            "batch_tokens": batch_tokens,
+            "accumulate": accumulate,
+            "longest": longest,
+            "rate": rate,
+            "check": check,
+        },
+    }
+    places = {"out": out, "texts": texts}
+    plan = _plan(method, model, places, sizes, {"seed": seed, "quick": quick})
+    outcome = _run(plan, until, {"device": device, "dtype": dtype, "cache": cache, "finish": finish})
+    report(outcome, json)
+
+
+def _plan(method: str, model: str, places: dict[str, str | None], sizes: dict[str, dict[str, Any]], how: dict[str, Any]) -> Plan:
+    """All that can be wrong with a request is found before a model is loaded for it."""
+    from ..train.data import Writing
+    from ..train.evaluate import Exam
+    from ..train.loop import Recipe
+    from ..train.run import Plan
+    from ..train.run import method as known
+
+    known(method)
+    base = SMALL if model == _TINY else QUICK if how["quick"] else {}
+    merged = {
+        part: base.get(part, {}) | {k: v for k, v in sizes.get(part, {}).items() if v is not None}
+        for part in ("writing", "recipe", "exam")
+    }
+    seed = {"seed": how["seed"]}
+    for name, place in places.items():
+        if place is not None and Path(place).exists() and not Path(place).is_dir():
+            raise BadInput(f"--{name} {place} is a file; give a directory")
+    return Plan(
+        method,
+        model,
+        None if places["out"] is None else Path(places["out"]),
+        None if places["texts"] is None else Path(places["texts"]),
+        writing=Writing(**merged["writing"], **seed),
+        recipe=Recipe(**merged["recipe"], **seed),
+        exam=Exam(**merged["exam"], **seed),
+        command=shlex.join(["outrider", *sys.argv[1:]]),
+    )
+
+
+def _run(plan: Plan, until: float, more: dict[str, Any]) -> Outcome:
+    import dataclasses
+
+    from ..train.run import Training
+
+    with progress() as (tell, show):
+        try:
+            return Training(dataclasses.replace(plan, **more), tell, show, until).run()
+        except KeyboardInterrupt:
+            say("what was done is kept: the same command goes on from there")
+            raise
+
+
+def report(outcome: Outcome, json: bool) -> None:
+    """What came of it; for people, with what to do next."""
+    from ..train.card import table
+
+    if json:
+        typer.echo(jsonlib.dumps({"stage": outcome.stage, "out": str(outcome.out), "card": outcome.card}))
+        return
+    if outcome.card is None:
+        say(f"{STAGES.get(outcome.stage, outcome.stage)}: run the same command again, or with --finish to take what there is")
+        return
+    for line in table(outcome.card["results"]):
+        typer.echo("  ".join(f"{cell:>{width}}" for cell, width in zip(line, (4, 12, 10, 8, 10), strict=True)))
+    typer.echo(f"the drafter is in {outcome.out}; --draft auto finds it, and so does --draft {outcome.card['method']}")
+
+
+def describe_methods() -> str:
+    """Every method that can be trained, with its training options and their defaults."""
+    from ..registry import get
+    from ..train.run import trainable
+    from .drafters import first_line, options
+
+    lines = []
+    for name in trainable():
+        lines.append(f"{name}: {first_line(get(name))}")
+        training = getattr(get(name), "Training", None)
+        if training is not None:
+            lines += [f"    {line}" for line in options(training)]
+    return "\n".join(lines)
+
+
+@contextmanager
+def progress() -> Iterator[tuple[Callable[[str, float], None], Callable[[Sign], None]]]:
+    """A bar on stderr, or a line now and then where that is no terminal: what hears of texts and examination, and of steps."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        last = [0.0, ""]
+
+        def tell(what: str, share: float) -> None:
+            now = time.monotonic()
+            if now - float(last[0]) > 10 or what.partition(":")[0] != last[1]:
+                last[:] = [now, what.partition(":")[0]]
+                say(f"{share:4.0%} {what}")
+
+        yield tell, lambda sign: tell(described(sign), sign.step / sign.total)
+        return
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+
+        def update(what: str, share: float) -> None:
+            bar.update(task, description=what, completed=share)
+
+        yield update, lambda sign: update(described(sign), sign.step / sign.total)
+
+
+def described(sign: Sign) -> str:
+    """One line: step, loss, acceptance by position (of the batch, then of held-out texts), speed, time left."""
+    row = " ".join(f"{x:.2f}" for x in sign.acceptance)
+    held = f" (held out {' '.join(f'{x:.2f}' for x in sign.held)})" if sign.held else ""
+    left = f"{sign.left / 60:.0f} min" if sign.left > 90 else f"{max(0, sign.left):.0f} s"
+    return f"training: step {sign.step} of {sign.total}, loss {sign.loss:.3f}, acceptance {row}{held}, {sign.speed:,.0f} tok/s, {left} left"
