@@ -13,7 +13,7 @@ from outrider.drafters import translate
 from outrider.drafters.hybrid import Hybrid
 from outrider.protocols import Drafter, Replayer
 
-from .. import probes, tiny, tongues
+from .. import heads, probes, tiny, tongues
 from ..probes import Prober
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -106,6 +106,11 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:pairs,text": lambda answers: _pairs("text"),
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
     },
+    "medusa": {
+        "medusa": lambda answers: heads.medusa(),
+        "medusa:chain": lambda answers: heads.medusa(nodes=1, rows="own"),
+        "medusa:few": lambda answers: heads.medusa(nodes=9, vocab=20, layers=2),
+    },
     "synthetic": {"synthetic": _replaying},
 }
 
@@ -118,6 +123,7 @@ PROBES: dict[str, Maker] = {
     "exiter": lambda answers: probes.Exiter(),
     "prober": lambda answers: probes.Prober(answers),
     "sleeper:1": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 1),
+    "sleeper:medusa": lambda answers: probes.Sleeper(heads.medusa(), 2),
     "sleeper:7": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 7),
     "merger": lambda answers: probes.Merger(tiny.draft_model(2, depth=3, width=2), probes.Replay(answers, depth=4, spoil=0.3)),
 }
