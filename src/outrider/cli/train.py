@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _TEXTS, _TRAINING = "Texts", "Training"
 _TINY = "tiny"
+_SELDOM = 10.0
+"""Seconds between lines where there is no terminal."""
 Method = Annotated[
     str, typer.Argument(metavar="METHOD[:key=value,...]", help="What to train, with its options; 'help' lists all of them.")
 ]
@@ -119,7 +121,7 @@ def train(
         import torch
 
         torch.set_num_threads(threads)
-    sizes = {
+    sizes: dict[str, dict[str, Any]] = {
         "writing": {"tokens": write, "batch": together, "answer": answer, "files": tuple(data) or None},
         "recipe": {
             "steps": steps,
@@ -220,12 +222,12 @@ def progress() -> Iterator[tuple[Callable[[str, float], None], Callable[[Sign], 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     console = Console(stderr=True)
     if not console.is_terminal:
-        last = [0.0, ""]
+        told: dict[str, float] = {}
 
         def tell(what: str, share: float) -> None:
-            now = time.monotonic()
-            if now - float(last[0]) > 10 or what.partition(":")[0] != last[1]:
-                last[:] = [now, what.partition(":")[0]]
+            kind, now = what.partition(":")[0], time.monotonic()
+            if now - told.get(kind, -_SELDOM) >= _SELDOM:
+                told[kind] = now
                 say(f"{share:4.0%} {what}")
 
         yield tell, lambda sign: tell(described(sign), sign.step / sign.total)
@@ -244,4 +246,5 @@ def described(sign: Sign) -> str:
     row = " ".join(f"{x:.2f}" for x in sign.acceptance)
     held = f" (held out {' '.join(f'{x:.2f}' for x in sign.held)})" if sign.held else ""
     left = f"{sign.left / 60:.0f} min" if sign.left > 90 else f"{max(0, sign.left):.0f} s"
-    return f"training: step {sign.step} of {sign.total}, loss {sign.loss:.3f}, acceptance {row}{held}, {sign.speed:,.0f} tok/s, {left} left"
+    where = f"training: step {sign.step} of {sign.total}, loss {sign.loss:.3f}"
+    return f"{where}, acceptance {row}{held}, {sign.speed:,.0f} tok/s, {left} left"

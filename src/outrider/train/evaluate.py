@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..config import SamplingParams
+from ..errors import OutriderError
 from ..llm import LLM
 from ..metrics import add
 from ..types import Stats, StepEvent
@@ -59,6 +60,8 @@ def examine(llm: LLM, draft: str, prompts: Sequence[list[int]], exam: Exam, tell
         plain, _, _ = _answers(llm, prompts, exam, temperature)
         llm.switch(draft, control="fixed")
         drafted, total, taus = _answers(llm, prompts, exam, temperature)
+        if not llm.engine.drafter.working:
+            raise OutriderError(f"{draft} cannot draft for {llm.name}: {llm.engine.drafter.reason}")
         scores.append(_score(temperature, total, taus, sum(a == b for a, b in zip(plain, drafted, strict=True))))
     llm.switch(PLAIN)
     return scores

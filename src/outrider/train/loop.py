@@ -32,7 +32,7 @@ class Recipe:
     """How to train. How long: `steps`, or `tokens` seen, or `epochs` over the texts, the first that is not 0. A pass has
     `batch_tokens`, padding included, a step `accumulate` passes; texts are cut to `longest`. AdamW with `rate`, which rises over
     the share `warmup` of all steps and falls as a cosine; gradients clipped to the norm `clip`. Every `check` steps (0: twenty
-    times in all) held-out texts of `held_tokens` tell how far it is; `patience` checks in a row without gain end it (0: never)."""
+    times in all) held-out texts of `held_tokens` tell how far it is; `patience` checks without a gain end it (0: never)."""
 
     steps: int = 0
     tokens: int = 0
