@@ -65,14 +65,15 @@ def write_json(path: Path, content: Any) -> None:
     write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file that is there as a whole or as it was before."""
+def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
+    """Write a file that is there as a whole or as it was before (after a power failure, too, if `sync`)."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:

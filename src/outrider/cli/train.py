@@ -50,17 +50,17 @@ Answer = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answe
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after this long; the same command goes on.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Train for so many steps.", rich_help_panel=_TRAINING)]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Train on so many tokens.", rich_help_panel=_TRAINING)]
-Epochs = Annotated[float | None, typer.Option(help="Go over the texts so many times (default: 3).", rich_help_panel=_TRAINING)]
+Epochs = Annotated[
+    float | None, typer.Option(min=1e-3, help="Go over the texts so many times (default: 3).", rich_help_panel=_TRAINING)
+]
 BatchTokens = Annotated[int | None, typer.Option(min=1, help="Tokens per pass.", rich_help_panel=_TRAINING)]
 Accumulate = Annotated[int | None, typer.Option(min=1, help="Passes per step.", rich_help_panel=_TRAINING)]
 Longest = Annotated[int | None, typer.Option(min=1, help="Cut texts to so many tokens.", rich_help_panel=_TRAINING)]
-Rate = Annotated[float | None, typer.Option(help="The highest learning rate.", rich_help_panel=_TRAINING)]
+Rate = Annotated[float | None, typer.Option(min=1e-9, help="The highest learning rate.", rich_help_panel=_TRAINING)]
 Check = Annotated[int | None, typer.Option(min=1, help="Steps between looks at held-out texts.", rich_help_panel=_TRAINING)]
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same texts and same training.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Little of everything, to see whether it works.")]
-Cache = Annotated[
-    bool, typer.Option("--cache", help="Keep what the model sees on disk: faster, large.", rich_help_panel=_TRAINING)
-]
+Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on disk: large.", rich_help_panel=_TRAINING)]
 Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -74,6 +74,11 @@ SMALL: dict[str, dict[str, Any]] = {
     "exam": {"prompts": 16, "answer": 48},
 }
 """For the tiny model, that tries all this out in a minute."""
+NAMES: dict[str, dict[str, str]] = {
+    "writing": {"write": "tokens", "together": "batch", "answer": "answer"},
+    "recipe": {n: n for n in ("steps", "tokens", "epochs", "batch_tokens", "accumulate", "longest", "rate", "check")},
+}
+"""Which options are which settings."""
 STAGES = {
     "texts": "the texts are not all written yet",
     "training": "training is not over yet",
@@ -113,6 +118,7 @@ def train(
     prompts; interrupted at any of them, the same command goes on. --draft auto finds what came of it.
 
     --model tiny is a random model for trying this out."""
+    given = dict(locals())
     if method == HELP:
         typer.echo(describe_methods())
         return
@@ -121,63 +127,44 @@ def train(
         import torch
 
         torch.set_num_threads(threads)
-    sizes: dict[str, dict[str, Any]] = {
-        "writing": {"tokens": write, "batch": together, "answer": answer, "files": tuple(data) or None},
-        "recipe": {
-            "steps": steps,
-            "tokens": tokens,
-            "epochs": epochs,
-            "batch_tokens": batch_tokens,
-            "accumulate": accumulate,
-            "longest": longest,
-            "rate": rate,
-            "check": check,
-        },
-    }
-    places = {"out": out, "texts": texts}
-    plan = _plan(method, model, places, sizes, {"seed": seed, "quick": quick})
-    outcome = _run(plan, until, {"device": device, "dtype": dtype, "cache": cache, "finish": finish})
-    report(outcome, json)
+    report(_run(_plan(given), until), json)
 
 
-def _plan(method: str, model: str, places: dict[str, str | None], sizes: dict[str, dict[str, Any]], how: dict[str, Any]) -> Plan:
-    """All that can be wrong with a request is found before a model is loaded for it."""
+def _plan(given: dict[str, Any]) -> Plan:
+    """From the command's parameters, by name. All that can be wrong with them is found before a model is loaded."""
     from ..train.data import Writing
     from ..train.evaluate import Exam
     from ..train.loop import Recipe
     from ..train.run import Plan
     from ..train.run import method as known
 
-    known(method)
-    base = SMALL if model == _TINY else QUICK if how["quick"] else {}
-    merged = {
-        part: base.get(part, {}) | {k: v for k, v in sizes.get(part, {}).items() if v is not None}
-        for part in ("writing", "recipe", "exam")
-    }
-    seed = {"seed": how["seed"]}
+    known(given["method"])
+    base = SMALL if given["model"] == _TINY else QUICK if given["quick"] else {}
+    asked = {part: {field: given[name] for name, field in names.items() if given[name]} for part, names in NAMES.items()}
+    sizes = {part: base.get(part, {}) | asked.get(part, {}) | {"seed": given["seed"]} for part in ("writing", "recipe", "exam")}
+    places: dict[str, Any] = {name: None if given[name] is None else Path(given[name]) for name in ("out", "texts")}
     for name, place in places.items():
-        if place is not None and Path(place).exists() and not Path(place).is_dir():
+        if place is not None and place.exists() and not place.is_dir():
             raise BadInput(f"--{name} {place} is a file; give a directory")
+    sizes["writing"]["files"] = tuple(given["data"])
     return Plan(
-        method,
-        model,
-        None if places["out"] is None else Path(places["out"]),
-        None if places["texts"] is None else Path(places["texts"]),
-        writing=Writing(**merged["writing"], **seed),
-        recipe=Recipe(**merged["recipe"], **seed),
-        exam=Exam(**merged["exam"], **seed),
+        given["method"],
+        given["model"],
+        writing=Writing(**sizes["writing"]),
+        recipe=Recipe(**sizes["recipe"]),
+        exam=Exam(**sizes["exam"]),
         command=shlex.join(["outrider", *sys.argv[1:]]),
+        **places,
+        **{name: given[name] for name in ("device", "dtype", "cache", "finish")},
     )
 
 
-def _run(plan: Plan, until: float, more: dict[str, Any]) -> Outcome:
-    import dataclasses
-
+def _run(plan: Plan, until: float) -> Outcome:
     from ..train.run import Training
 
     with progress() as (tell, show):
         try:
-            return Training(dataclasses.replace(plan, **more), tell, show, until).run()
+            return Training(plan, tell, show, until).run()
         except KeyboardInterrupt:
             say("what was done is kept: the same command goes on from there")
             raise

@@ -87,7 +87,7 @@ class Capture:
         try:
             self.cache.mkdir(parents=True, exist_ok=True)
             for row, (path, text) in enumerate(zip(paths, texts, strict=True)):
-                write_bytes(path, save({k: v[row, : len(text)].cpu().contiguous() for k, v in found.items()}))
+                write_bytes(path, save({k: v[row, : len(text)].cpu().contiguous() for k, v in found.items()}), sync=False)
         except OSError as error:
             raise OutOfMemory(
                 f"features cannot be kept in {self.cache} ({error.strerror or error}); without --cache they are computed anew"
