@@ -12,7 +12,7 @@ from outrider.errors import DrafterMismatch, OutOfMemory, UnsupportedModel
 from outrider.train.capture import LAST, Capture, batches, shuffled
 
 from .. import tiny
-from .test_distil import teacher
+from ..heads import teacher
 
 NAMES = ("hidden:last", "hidden:0,2")
 

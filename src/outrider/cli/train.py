@@ -45,7 +45,9 @@ Texts = Annotated[
     ),
 ]
 Write = Annotated[int | None, typer.Option(min=1, help="Tokens that the model is to write.", rich_help_panel=_TEXTS)]
-Together = Annotated[int | None, typer.Option(min=1, help="Texts that it writes at a time.", rich_help_panel=_TEXTS)]
+Together = Annotated[
+    int | None, typer.Option(min=1, help="Texts that it writes at a time (16; on a GPU 512).", rich_help_panel=_TEXTS)
+]
 Answer = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=_TEXTS)]
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after this long; the same command goes on.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Train for so many steps.", rich_help_panel=_TRAINING)]
@@ -64,12 +66,12 @@ Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on
 Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
 
 QUICK: dict[str, dict[str, Any]] = {
-    "writing": {"tokens": 60_000, "answer": 128, "turn": 48, "batch": 32},
+    "writing": {"tokens": 60_000, "answer": 128, "turn": 48},
     "recipe": {"batch_tokens": 4096, "longest": 256, "held_tokens": 8000},
     "exam": {"prompts": 12, "answer": 48},
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "writing": {"tokens": 20_000, "answer": 64, "turn": 8, "held": 0.1},
+    "writing": {"tokens": 20_000, "answer": 64, "turn": 8, "held": 0.1, "batch": 64},
     "recipe": {"batch_tokens": 2048, "rate": 2e-2, "epochs": 6.0, "longest": 128, "held_tokens": 4000},
     "exam": {"prompts": 16, "answer": 48},
 }
@@ -79,6 +81,8 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe": {n: n for n in ("steps", "tokens", "epochs", "batch_tokens", "accumulate", "longest", "rate", "check")},
 }
 """Which options are which settings."""
+TOGETHER = {"cpu": 16, "cuda": 512}
+"""Texts at a time, unless asked otherwise."""
 STAGES = {
     "texts": "the texts are not all written yet",
     "training": "training is not over yet",
@@ -147,6 +151,7 @@ def _plan(given: dict[str, Any]) -> Plan:
         if place is not None and place.exists() and not place.is_dir():
             raise BadInput(f"--{name} {place} is a file; give a directory")
     sizes["writing"]["files"] = tuple(given["data"])
+    sizes["writing"].setdefault("batch", TOGETHER["cuda" if on_gpu(given["device"]) else "cpu"])
     return Plan(
         given["method"],
         given["model"],
@@ -157,6 +162,13 @@ def _plan(given: dict[str, Any]) -> Plan:
         **places,
         **{name: given[name] for name in ("device", "dtype", "cache", "finish")},
     )
+
+
+def on_gpu(device: str) -> bool:
+    """Whether a device of this name is a GPU."""
+    import torch
+
+    return torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
 
 
 def _run(plan: Plan, until: float) -> Outcome:
@@ -177,6 +189,8 @@ def report(outcome: Outcome, json: bool) -> None:
     if json:
         typer.echo(jsonlib.dumps({"stage": outcome.stage, "out": str(outcome.out), "card": outcome.card}))
         return
+    if outcome.card is None and outcome.stage == "done":
+        return  # one of several processes; the first one reports
     if outcome.card is None:
         say(f"{STAGES.get(outcome.stage, outcome.stage)}: run the same command again, or with --finish to take what there is")
         return

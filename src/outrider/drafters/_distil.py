@@ -20,6 +20,8 @@ from ._losses import check_loss, distance, in_parts, mixed
 
 _WIDEST = 1024
 """Width that is not exceeded unless asked for."""
+_GRAIN = 16
+"""Inner widths are multiples of it, which matrix products like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def _shaped(teacher: Teacher, training: Training) -> PreTrainedModel:
     own = training.heads or (heads if width == hidden else max(1, width // dim))
     pairs = int(config.get("num_key_value_heads") or heads)
     pairs = own // (heads // pairs) if own % (heads // pairs) == 0 else own
-    inner = training.inner or max(1, int(config.get("intermediate_size") or 4 * hidden) * width // hidden)
+    inner = training.inner or -(-int(config.get("intermediate_size") or 4 * hidden) * width // (hidden * _GRAIN)) * _GRAIN
     return lean.small(
         config,
         num_hidden_layers=training.layers,
