@@ -65,6 +65,8 @@ class Distilled:
         if not borrows and not training.init:
             _own(causal, teacher)
         made = lean.Lean(causal, rows, ids).to(teacher.embeddings.device)
+        if not training.init:
+            _soften(made)
         self.module: nn.Module = made.requires_grad_(True)
         self.lean = made
         size, hidden = teacher.embeddings.shape
@@ -164,6 +166,14 @@ def _own(causal: PreTrainedModel, teacher: Teacher) -> None:
     """Rows of its own, which begin as the target's."""
     width = int(causal.config.get_text_config().hidden_size)
     _copy_rows(causal, *(lean.Borrowed(rows, width).weight.detach() for rows in (teacher.embeddings, teacher.head)))
+
+
+@torch.no_grad()
+def _soften(made: lean.Lean) -> None:
+    """Scores of about unit size to begin with: a draft that knows nothing should not be sure of it."""
+    head: Any = made.causal.get_output_embeddings()
+    size = head.weight.norm(dim=1).mean().clamp_min(1e-6)
+    (head.project if isinstance(head, lean.Borrowed) else head.weight).div_(size)
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
