@@ -261,7 +261,8 @@ class Pupil(Protocol):
     `pupil(teacher, options)` beside `propose`, where `options` are its training options by name, typed and complete if it has a
     nested frozen dataclass `Training` of them. `loss` gives a scalar and figures to show by name, of which `acceptance` (the
     share of guesses that are the target's own, or one by position `[K]`) decides how long training goes on; `save` writes a
-    directory, which the drafter's `path` option accepts, of safetensors and `config.json` alone.
+    directory, which the drafter's `path` option accepts, of safetensors and `config.json` alone. A pupil may have a `rate`, the
+    learning rate that suits it.
     """
 
     module: torch.nn.Module

@@ -180,7 +180,7 @@ def test_too_little_to_learn_from(loaded, corpus, tmp_path):
         trainer(loaded, dataclasses.replace(corpus, held=corpus.held & False), tmp_path)
 
 
-@pytest.mark.parametrize("changes", [{"batch_tokens": 0}, {"rate": 0.0}, {"epochs": 0.0}, {"clip": -1.0}], ids=str)
+@pytest.mark.parametrize("changes", [{"batch_tokens": 0}, {"rate": -1.0}, {"epochs": 0.0}, {"clip": -1.0}], ids=str)
 def test_bad_recipes(changes):
     with pytest.raises(BadInput):
         Recipe(**changes)

@@ -64,7 +64,7 @@ Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on
 Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
 
 QUICK: dict[str, dict[str, Any]] = {
-    "writing": {"tokens": 60_000, "answer": 128, "turn": 48},
+    "writing": {"tokens": 60_000, "answer": 128, "turn": 48, "held": 0.1},
     "recipe": {"batch_tokens": 4096, "longest": 256, "held_tokens": 8000},
     "exam": {"prompts": 12, "answer": 48},
 }
