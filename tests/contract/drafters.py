@@ -106,6 +106,14 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:pairs,text": lambda answers: _pairs("text"),
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
     },
+    "eagle": {
+        "eagle": lambda answers: heads.eagle(),
+        "eagle:chain": lambda answers: heads.eagle(width=1, depth=3, vocab=30),
+        "eagle:one": lambda answers: heads.eagle(version=1, nodes=7),
+        "eagle:switches": lambda answers: heads.eagle(
+            nodes=12, depth=3, width=5, rows="own", vocab=20, fc_norm=True, norm_output=True, norm_before_residual=True
+        ),
+    },
     "medusa": {
         "medusa": lambda answers: heads.medusa(),
         "medusa:chain": lambda answers: heads.medusa(nodes=1, rows="own"),
@@ -123,6 +131,7 @@ PROBES: dict[str, Maker] = {
     "exiter": lambda answers: probes.Exiter(),
     "prober": lambda answers: probes.Prober(answers),
     "sleeper:1": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 1),
+    "sleeper:eagle": lambda answers: probes.Sleeper(heads.eagle(), 1),
     "sleeper:medusa": lambda answers: probes.Sleeper(heads.medusa(), 2),
     "sleeper:7": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 7),
     "merger": lambda answers: probes.Merger(tiny.draft_model(2, depth=3, width=2), probes.Replay(answers, depth=4, spoil=0.3)),
