@@ -85,6 +85,8 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
         "hybrid:all": lambda answers: _hybrid(answers, False),
         "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:heads": lambda answers: Hybrid.of([registry.parse("suffix:factor=3"), heads.eagle(), heads.medusa()]),
+        "hybrid:heads,merge": lambda answers: Hybrid.of([heads.medusa(), heads.eagle(), probes.Replay(answers, depth=3)], True),
         "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
     },
     "lookahead": {
