@@ -265,15 +265,20 @@ def save(path: Path, net: EagleNet, ids: Tensor | None, facts: Mapping[str, Any]
     files.write(path, config(net, facts, "safeail") | {KEY: own}, _stored(named, dtype))
 
 
-def export(path: Path, net: EagleNet, ids: Tensor | None, facts: Mapping[str, Any], layout: str) -> None:
-    """Write a directory that others can serve, complete and in fp32 or as the network is. Raises `BadInput` for what a layout
-    cannot hold."""
+def export(
+    path: Path, net: EagleNet, ids: Tensor | None, facts: Mapping[str, Any], layout: str, embeddings: Tensor | None = None
+) -> None:
+    """Write a directory that others can serve, in the network's dtype. `embeddings`: the drafter's own, if it has any. Raises
+    `BadInput` for what a layout cannot hold."""
     if layout not in LAYOUTS:
         raise BadInput(f"layout must be {' or '.join(LAYOUTS)}, got {layout!r}")
     if net.plan.version != 3 and layout == "speculators":
         raise BadInput("the speculators layout is for EAGLE-3; export this EAGLE-1 drafter with layout safeail")
     kind = next(net.midlayer.parameters()).dtype
-    files.write(path, config(net, facts, layout), _stored(tensors(net, ids, int(facts["vocabulary"]), layout, whole=True), kind))
+    named = tensors(net, ids, int(facts["vocabulary"]), layout, whole=True)
+    if embeddings is not None:
+        named["embed_tokens.weight"] = embeddings
+    files.write(path, config(net, facts, layout), _stored(named, kind))
 
 
 def _stored(named: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
