@@ -188,7 +188,7 @@ def _ids(made: Checkpoint, plan: Plan, vocabulary: int, name: str) -> Tensor | N
     ids = files.known_ids(made, offsets + torch.arange(len(offsets)), vocabulary, name)
     if len(set(ids.tolist())) != len(ids):
         raise BadWeights(f"{made.path}: d2t names some tokens twice; it must hold offsets (token id minus draft id), not ids")
-    return ids
+    return ids if len(ids) < vocabulary or bool(offsets.any()) else None
 
 
 def tensors(net: EagleNet, ids: Tensor | None, vocabulary: int, layout: str, whole: bool) -> dict[str, Tensor]:
