@@ -13,7 +13,7 @@ from outrider.drafters import translate
 from outrider.drafters.hybrid import Hybrid
 from outrider.protocols import Drafter, Replayer
 
-from .. import heads, probes, tiny, tongues
+from .. import heads, lean, probes, tiny, tongues
 from ..probes import Prober
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -107,6 +107,8 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:pairs": lambda answers: _pairs("ids"),
         "draft_model:pairs,text": lambda answers: _pairs("text"),
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
+        "draft_model:lean": lambda answers: lean.draft(),
+        "draft_model:lean,width=3": lambda answers: lean.draft(vocab=30, depth=3, width=3),
     },
     "eagle": {
         "eagle": lambda answers: heads.eagle(),

@@ -14,17 +14,10 @@ from outrider.drafters._distil import frequent, spread
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import BadInput, BadWeights, DrafterMismatch, OutriderWarning
 from outrider.models import lean
-from outrider.protocols import Lesson, Teacher
+from outrider.protocols import Lesson
 
 from .. import tiny
-
-
-def teacher(family: str = "llama", **changes: Any) -> Teacher:
-    model = tiny.model(family, dtype=torch.float32)
-    counts = torch.arange(tiny.VOCAB)
-    rows = (model.get_input_embeddings().weight, model.get_output_embeddings().weight)
-    facts = {"name": "tiny", "config": model.config.to_dict(), "counts": counts, "fingerprint": "f"}
-    return Teacher(**(facts | {"embeddings": rows[0], "head": rows[1]} | changes))
+from ..heads import teacher
 
 
 def lesson(family: str = "llama", rows: int = 4, length: int = 12) -> Lesson:

@@ -20,6 +20,8 @@ from ._losses import check_loss, distance, in_parts, mixed
 
 _WIDEST = 1024
 """Width that is not exceeded unless asked for."""
+_GRAIN = 16
+"""Inner widths are multiples of it, which matrix products like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Distilled:
         if not borrows and not training.init:
             _own(causal, teacher)
         made = lean.Lean(causal, rows, ids).to(teacher.embeddings.device)
+        if not training.init:
+            _soften(made)
         self.module: nn.Module = made.requires_grad_(True)
         self.lean = made
         size, hidden = teacher.embeddings.shape
@@ -110,7 +114,7 @@ def _shaped(teacher: Teacher, training: Training) -> PreTrainedModel:
     own = training.heads or (heads if width == hidden else max(1, width // dim))
     pairs = int(config.get("num_key_value_heads") or heads)
     pairs = own // (heads // pairs) if own % (heads // pairs) == 0 else own
-    inner = training.inner or max(1, int(config.get("intermediate_size") or 4 * hidden) * width // hidden)
+    inner = training.inner or -(-int(config.get("intermediate_size") or 4 * hidden) * width // (hidden * _GRAIN)) * _GRAIN
     return lean.small(
         config,
         num_hidden_layers=training.layers,
@@ -162,6 +166,14 @@ def _own(causal: PreTrainedModel, teacher: Teacher) -> None:
     """Rows of its own, which begin as the target's."""
     width = int(causal.config.get_text_config().hidden_size)
     _copy_rows(causal, *(lean.Borrowed(rows, width).weight.detach() for rows in (teacher.embeddings, teacher.head)))
+
+
+@torch.no_grad()
+def _soften(made: lean.Lean) -> None:
+    """Scores of about unit size to begin with: a draft that knows nothing should not be sure of it."""
+    head: Any = made.causal.get_output_embeddings()
+    size = head.weight.norm(dim=1).mean().clamp_min(1e-6)
+    (head.project if isinstance(head, lean.Borrowed) else head.weight).div_(size)
 
 
 def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:

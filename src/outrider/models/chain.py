@@ -45,6 +45,7 @@ class Chains:
         from ..kernels.rounds import Lanes
 
         self.decoder, self.cache, self.usable, self.ids = decoder, cache, usable, ids
+        self.shown = usable if ids is None else max(usable, int(ids.max()) + 1)
         self.known = int(decoder.model.get_input_embeddings().weight.shape[0])
         blocks = -(-min(decoder.max_len + 64, cache.capacity) // cache.block_size) + 1
         self.lanes = Lanes.make(LANES + 1, blocks, decoder.device)
@@ -128,7 +129,7 @@ class Chain:
         for k in range(self.shape.guesses):
             rows = self._rows(token, (flat(attend[:, part]), flat(write[:, part])), table, at)
             logits = owner.decoder.scored(rows, owner.cache, wanted)
-            logits = logits if owner.ids is None else spread(logits, owner.usable, owner.ids)
+            logits = logits if owner.ids is None else spread(logits, owner.shown, owner.ids)
             chosen = self.out[:, k].contiguous()
             choose(logits, Asked(lane, length + k), owner.lanes, self.work, chosen)
             self.out[:, k].copy_(chosen)

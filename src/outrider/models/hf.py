@@ -264,6 +264,11 @@ def keep_layers(model: PreTrainedModel, layers: Sequence[int], name: str = "mode
     return model
 
 
+def find_blocks(model: PreTrainedModel, name: str = "model") -> nn.ModuleList:
+    """The model's decoder layers."""
+    return _blocks(model.base_model, model.config.get_text_config().num_hidden_layers, name)[1]
+
+
 def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:
     for field, child in base.named_children():
         if isinstance(child, nn.ModuleList) and len(child) == count:

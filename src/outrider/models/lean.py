@@ -194,7 +194,7 @@ def _fill(model: PreTrainedModel, tensors: dict[str, Tensor], path: Path, dtype:
             f"{path}: {len(wrong)} tensors are missing or of the wrong shape, first {wrong[0]}; save the drafter again"
         )
     with torch.device(device):
-        fresh = small(model.config.to_dict())
+        fresh = small(model.config.to_dict(), vocab_size=8, pad_token_id=None)
     buffers = dict(fresh.named_buffers())
     model.load_state_dict({k: v.to(dtype) for k, v in tensors.items()}, assign=True)
     for name, values in buffers.items():
