@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from outrider.drafters._eagle import EaglePupil, EagleTraining
 from outrider.drafters._medusa import MedusaPupil, MedusaTraining
+from outrider.drafters.eagle import Eagle
 from outrider.drafters.medusa import Medusa
 from outrider.protocols import Lesson, Teacher
 
@@ -73,3 +75,18 @@ def medusa_directory(family: str = "llama", **options: Any) -> Path:
 def medusa(nodes: int = 12, depth: int = 0, **options: Any) -> Medusa:
     """A drafter over such heads."""
     return Medusa(Medusa.Config(path=str(medusa_directory(**options)), nodes=nodes, depth=depth))
+
+
+@memo
+def eagle_directory(family: str = "llama", **options: Any) -> Path:
+    """A random EAGLE drafter for a tiny target."""
+    torch.manual_seed(0)
+    pupil = EaglePupil(teacher(family), EagleTraining(**options))
+    path = room()
+    pupil.save(path)
+    return path
+
+
+def eagle(nodes: int = 9, depth: int = 4, width: int = 3, **options: Any) -> Eagle:
+    """A drafter over such a network."""
+    return Eagle(Eagle.Config(path=str(eagle_directory(**options)), nodes=nodes, depth=depth, width=width))

@@ -32,7 +32,8 @@ class Needs:
     """What a drafter asks of the engine. Declared once, never sniffed; what is not asked for is not captured.
 
     `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers,
-    side by side), each `[R, width]` for every row of every pass, prompt rows included. `logits`: raw fp32 logits of the
+    side by side; `mid` is layer L//2, -3 is L - 3: rounds then show it by number), each `[R, width]` for every row of every
+    pass, prompt rows included. `logits`: raw fp32 logits of the
     scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to `start`.
     """
 
@@ -112,6 +113,11 @@ class DraftSampler(Sampler, Protocol):
 class PoolView(Protocol):
     """A drafter's own KV in the target's pool: layers numbered from 0, slots shared with the target's block tables."""
 
+    block_size: int
+
+    def keys(self, layer: int) -> Tensor: ...
+    def values(self, layer: int) -> Tensor: ...
+    def table(self, requests: Sequence[Request]) -> Tensor: ...
     def view(self, layer: int, request: Request, length: int) -> tuple[Tensor, Tensor]: ...
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
     def slots(self, request: Request, start: int, end: int) -> Tensor: ...

@@ -85,6 +85,8 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
         "hybrid:all": lambda answers: _hybrid(answers, False),
         "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:heads": lambda answers: Hybrid.of([registry.parse("suffix:factor=3"), heads.eagle(), heads.medusa()]),
+        "hybrid:heads,merge": lambda answers: Hybrid.of([heads.medusa(), heads.eagle(), probes.Replay(answers, depth=3)], True),
         "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
     },
     "lookahead": {
@@ -108,6 +110,14 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:lean": lambda answers: lean.draft(),
         "draft_model:lean,width=3": lambda answers: lean.draft(vocab=30, depth=3, width=3),
     },
+    "eagle": {
+        "eagle": lambda answers: heads.eagle(),
+        "eagle:chain": lambda answers: heads.eagle(width=1, depth=3, vocab=30),
+        "eagle:one": lambda answers: heads.eagle(version=1, nodes=7),
+        "eagle:switches": lambda answers: heads.eagle(
+            nodes=12, depth=3, width=5, rows="own", vocab=20, fc_norm=True, norm_output=True, norm_before_residual=True
+        ),
+    },
     "medusa": {
         "medusa": lambda answers: heads.medusa(),
         "medusa:chain": lambda answers: heads.medusa(nodes=1, rows="own"),
@@ -125,6 +135,7 @@ PROBES: dict[str, Maker] = {
     "exiter": lambda answers: probes.Exiter(),
     "prober": lambda answers: probes.Prober(answers),
     "sleeper:1": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 1),
+    "sleeper:eagle": lambda answers: probes.Sleeper(heads.eagle(), 1),
     "sleeper:medusa": lambda answers: probes.Sleeper(heads.medusa(), 2),
     "sleeper:7": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 7),
     "merger": lambda answers: probes.Merger(tiny.draft_model(2, depth=3, width=2), probes.Replay(answers, depth=4, spoil=0.3)),

@@ -136,6 +136,12 @@ def test_medusa_goes_the_same_way(home, model, tmp_path):
     assert LLM(model, draft="medusa", device="cpu").drafter_name == "medusa"
 
 
+def test_eagle_goes_the_same_way(home, model, tmp_path):
+    ended = go(plan(model, "eagle:steps=3", out=tmp_path / "eagle"))
+    assert ended.card["results"][0]["tau"] > 1.2 and len(ended.card["curve"][-1]["acceptance"]) == 3
+    assert LLM(model, draft="eagle", device="cpu").drafter_name == "eagle"
+
+
 def test_features_kept_on_disk_give_the_same_run(done, model, tmp_path):
     """In bf16, so nearly the same."""
     kept = go(plan(model, out=tmp_path / "kept", cache=True))

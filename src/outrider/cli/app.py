@@ -9,6 +9,7 @@ from .bench import bench
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
+from .export import export
 from .generate import generate
 from .guard import guarded
 from .models import models
@@ -31,5 +32,6 @@ app.command(epilog="Example: outrider audit --draft ngram --prompts 8")(guarded(
 app.command(epilog="Example: outrider bench --draft ngram --workload code --workload repetitive --limit 3")(guarded(bench))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
+app.command(epilog="Example: outrider export ./my-eagle --out ./for-vllm --layout speculators")(guarded(export))
 app.command(epilog="Example: outrider train draft_model:layers=1 --model tiny --minutes 2")(guarded(train))
 app.command(epilog="Example: outrider version")(guarded(version))

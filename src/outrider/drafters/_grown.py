@@ -70,7 +70,11 @@ def _falling(row: Sequence[float]) -> list[float]:
 def compact(tokens: Tensor, parents: Tensor, live: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and parents `[C, N]` without nodes that are not `live [C, N]` or hang under such a node, and the sizes `[C]`.
     What stays keeps its order."""
-    alive = (live[:, None, :] | ~tree.ancestors(parents)).all(2)
+    return gathered(tokens, parents, (live[:, None, :] | ~tree.ancestors(parents)).all(2))
+
+
+def gathered(tokens: Tensor, parents: Tensor, alive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where `alive [C, N]` has every node's parent in it, too."""
     place = alive.cumsum(1) - 1
     above = pad(place, (1, 0), value=ROOT).gather(1, parents + 1)
     order = alive.long().argsort(dim=1, descending=True, stable=True)

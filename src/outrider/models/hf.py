@@ -276,6 +276,18 @@ def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]
     raise UnsupportedModel(f"{name}: found no list of {count} decoder layers in {type(base).__name__}")
 
 
+def resolved(name: str, layers: int) -> str:
+    """A feature's name with its layers by number: `mid` is layer L//2, -k counts from the end (`hidden:2,mid,-3`)."""
+    kind, _, parts = name.partition(":")
+    return f"{kind}:" + ",".join(_layer(part, layers) for part in parts.split(","))
+
+
+def _layer(part: str, layers: int) -> str:
+    if part == "mid":
+        return str(layers // 2)
+    return str(layers + int(part)) if part.startswith("-") and part[1:].isdecimal() else part
+
+
 def _parts(name: str) -> list[str]:
     return name.removeprefix("hidden:").split(",")
 

@@ -72,6 +72,8 @@ def hidden_head(rows: Tensor) -> nn.Linear:
 def shape_of(config: Mapping[str, Any], path: Path) -> tuple[int, int]:
     """Heads and blocks per head, from a config. Raises `BadWeights` where they are not told."""
     found = Checkpoint(path, config, {})
+    if "medusa_num_heads" not in config and "num_heads" in config:  # vLLM's layout
+        return found.number("num_heads"), found.number("num_hidden_layers", 1)
     return found.number("medusa_num_heads"), found.number("medusa_num_layers", 1)
 
 
@@ -79,19 +81,22 @@ def build(made: Checkpoint, head: Tensor, dtype: torch.dtype, name: str) -> tupl
     """The heads of a directory on the device of `head [V, H]`, the vocabulary head of the target `name`, and the ids `[n]` that
     they answer for (None: all). Raises `BadWeights` or `DrafterMismatch`."""
     count, layers = shape_of(made.config, made.path)
+    made, kept = _normal(made, layers)
     hidden = int(_named(made, 0, "0.linear.weight", -1, -1).shape[1])
     files.same_width(made, hidden, head.shape[1], name)
     ids = None
     if "ids" in made.tensors:
         ids = files.known_ids(made, made.take("ids", -1).long(), head.shape[0], name).to(head.device)
-    shared = made.own.get("head") == "target"
+    shared = kept is not None or made.own.get("head") == "target"
     size = int(_named(made, 0, f"{layers}.weight", -1, hidden).shape[0]) if not shared else 0
     if not shared and ids is None and not abs(size - head.shape[0]) <= 256:
         raise DrafterMismatch(
             f"{made.path.name} scores {size} tokens, {name} has {head.shape[0]}: it was trained for another model"
         )
-    rows = None if not shared else (head if ids is None else head[ids]).to(dtype)
-    heads = Heads(count, layers, hidden, rows, size)
+    rows = head if ids is None else head[ids]
+    if kept is not None:
+        rows = made.take(kept, len(rows), hidden).to(head.device)
+    heads = Heads(count, layers, hidden, rows.to(dtype) if shared else None, size)
     with torch.no_grad():
         for k in range(count):
             for j, block in enumerate(heads.blocks[k]):
@@ -100,6 +105,26 @@ def build(made: Checkpoint, head: Tensor, dtype: torch.dtype, name: str) -> tupl
             if not shared:
                 heads.heads[k].weight.copy_(_named(made, k, f"{layers}.weight", size, hidden))
     return heads.to(head.device, dtype).requires_grad_(False).eval(), ids
+
+
+def _normal(made: Checkpoint, layers: int) -> tuple[Checkpoint, str | None]:
+    """A directory in vLLM's layout under the original's names, and the name of its vocabulary head if all heads share it."""
+    if not any(name.startswith("blocks.") for name in made.tensors):
+        return made, None
+    named: dict[str, Tensor] = {}
+    for name, values in made.tensors.items():
+        parts = name.split(".")
+        if parts[0] == "blocks" and parts[4] == "weight":
+            k, j = parts[1], parts[3]
+            bias = made.tensors.get(f"blocks.{k}.layers.{j}.bias")
+            named[f"{k}.{j}.linear.weight"] = values
+            named[f"{k}.{j}.linear.bias"] = values.new_zeros(len(values)) if bias is None else bias
+        elif parts[0] == "lm_heads":
+            named[f"{parts[1]}.{layers}.weight"] = values
+        elif name == "token_map":
+            named["ids"] = values
+    shared = f"0.{layers}.weight" if made.config.get("original_lm_head") else None
+    return Checkpoint(made.path, made.config, named), shared
 
 
 def _named(made: Checkpoint, k: int, rest: str, *shape: int) -> Tensor:
@@ -137,6 +162,6 @@ def save(path: Path, heads: Heads, ids: Tensor | None, facts: Mapping[str, Any],
 def check(path: Path) -> Mapping[str, Any]:
     """The config of a directory of Medusa heads. Raises `BadWeights` for another drafter's."""
     config = files.config_of(path)
-    if "medusa_num_heads" not in config:
+    if "medusa_num_heads" not in config and not ("num_heads" in config and config.get("architectures") == ["MedusaModel"]):
         raise BadWeights(f"{path / 'config.json'} tells no medusa_num_heads: this is no directory of Medusa heads")
     return config
