@@ -249,7 +249,9 @@ class LLM:
             failures={},
         )
 
-    def _text(self, params: SamplingParams) -> TextStream:
+    def _text(self, params: SamplingParams) -> TextStream | None:
+        if not params.detokenize:
+            return None
         include, skip = params.include_stop_str_in_output, params.skip_special_tokens
         return TextStream(self.tokenizer, params.stops, include, skip, params.min_tokens)
 

@@ -155,10 +155,10 @@ class Corpus:
 
     def counts(self, vocabulary: int) -> Tensor:
         """How often each token was written, in the texts to train on; `[V]` int64."""
-        total = torch.zeros(vocabulary, dtype=torch.int64)
-        for i in self.split(held=False):
-            total += torch.bincount(self.text(i)[int(self.prompts[i]) :].long(), minlength=vocabulary)
-        return total
+        place = torch.arange(len(self.tokens)) - self.starts.repeat_interleave(self.lengths)
+        written = place >= self.prompts.repeat_interleave(self.lengths)
+        learned = written & ~self.held.repeat_interleave(self.lengths)
+        return torch.bincount(self.tokens[learned].long(), minlength=vocabulary)
 
 
 def texts(corpus: Corpus) -> Iterable[Text]:
