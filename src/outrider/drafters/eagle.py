@@ -42,8 +42,8 @@ class Eagle(Drafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`path`: directory of the drafter. `depth`: levels guessed; `width`: nodes fed per level, and children looked at under
-        each (1: a chain); `nodes`: guesses kept, the likeliest ones."""
+        """`path`: directory of the drafter, or hub id. `depth`: levels guessed; `width`: nodes fed per level, and children looked
+        at under each (1: a chain); `nodes`: guesses kept, the likeliest ones."""
 
         path: str
         depth: int = 5
