@@ -256,6 +256,22 @@ def test_another_revision_is_told(tmp_path):
         drafter.start(start_for(world.target, drafter, "tiny", None))
 
 
+def test_a_hub_id_is_fetched(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda name, **how: asked.append((name, how)) or heads.eagle_directory()
+    )
+    assert Eagle(Eagle.Config(path="some/eagle")).path == heads.eagle_directory()
+    assert asked[0][0] == "some/eagle" and "*.bin" in asked[0][1]["allow_patterns"]
+
+    def fail(name, **how):
+        raise OSError("no network\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelNotFound, match="hub gave nothing"):
+        Eagle(Eagle.Config(path="some/eagle"))
+
+
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(ModelNotFound, match="no directory"):
         Eagle(Eagle.Config(path=str(tmp_path / "nowhere")))

@@ -145,10 +145,13 @@ class Climber:
 
     def _children(self, logits: Tensor, slots: Slots) -> tuple[Tensor, Tensor]:
         """The best k tokens of each row and their log-probabilities, `[C, m, k]`."""
-        scores = self.sampler.scores(logits, slots).view(len(slots.requests), -1, logits.shape[1])
-        best = scores.topk(self.width, dim=-1)
-        gain = best.values - scores.logsumexp(-1, keepdim=True)
-        return best.indices, gain.nan_to_num(nan=float("-inf"), posinf=float("-inf"), neginf=float("-inf"))
+        scores = self.sampler.scores(logits, slots)
+        if self.ids is not None:  # the others are impossible
+            scores = scores.index_select(1, self.ids)
+        best = scores.view(len(slots.requests), -1, scores.shape[1]).topk(self.width, dim=-1)
+        gain = best.values - scores.logsumexp(1).view(best.values.shape[:2])[:, :, None]
+        tokens = best.indices if self.ids is None else self.ids[best.indices]
+        return tokens, gain.nan_to_num(nan=float("-inf"), posinf=float("-inf"), neginf=float("-inf"))
 
     def _draws(self, logits: Tensor, slots: Slots, many: int) -> tuple[Tensor, Tensor]:
         """The best `many` tokens of each row, and whether they can be: `[C m, many]`."""

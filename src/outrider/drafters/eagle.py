@@ -42,8 +42,8 @@ class Eagle(Drafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`path`: directory of the drafter. `depth`: levels guessed; `width`: nodes fed per level, and children looked at under
-        each (1: a chain); `nodes`: guesses kept, the likeliest ones."""
+        """`path`: directory of the drafter, or hub id. `depth`: levels guessed; `width`: nodes fed per level, and children looked
+        at under each (1: a chain); `nodes`: guesses kept, the likeliest ones."""
 
         path: str
         depth: int = 5
@@ -90,7 +90,8 @@ class Eagle(Drafter):
         pack(self.net)
         self.pool: PoolView = start.pool
         self.sampler, self.device = start.sampler, start.device
-        self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, self.config.width)
+        width = min(self.config.width, self.found.plan.vocab)
+        self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
@@ -108,15 +109,12 @@ class Eagle(Drafter):
         """Guesses for requests that are all drawn for, or all not."""
         limits = Limits(tuple(budget.depth[b] for b in members), tuple(budget.nodes[b] for b in members))
         ground = self._read([batch.requests[b] for b in members], self.climber.fed(max(limits.depths)))
-        chain = self.config.width == 1
+        width = self.climber.width
+        chain = width == 1
         tokens, parents, sizes = (self.climber.strands if chain or drawn else self.climber.branching)(ground, limits)
-        most = [self.config.width * d if chain or drawn else self._offered(d) for d in limits.depths]
+        most = [width * d if chain or drawn else width + (d - 1) * width**2 for d in limits.depths]
         widths = tuple(min(n, m) for n, m in zip(limits.nodes, most, strict=True))
         return Part(tuple(members), tokens, parents, sizes, widths, chain)
-
-    def _offered(self, depth: int) -> int:
-        """Nodes that a tree of `depth` levels is chosen from."""
-        return self.config.width + (depth - 1) * self.config.width**2
 
     def _known(self, request: Request) -> bool:
         """Whether the states of all tokens since the request's base are there."""

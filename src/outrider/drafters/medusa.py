@@ -46,8 +46,8 @@ class Medusa(Drafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`path`: directory of the heads. `depth`: heads used (0: all). `nodes`: nodes of the tree; no more than `depth` make a
-        chain."""
+        """`path`: directory of the heads, or hub id. `depth`: heads used (0: all). `nodes`: nodes of the tree; no more than
+        `depth` make a chain."""
 
         path: str
         depth: int = 0

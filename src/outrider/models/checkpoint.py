@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .directory import check_safetensors, finite, read_json, safetensors_header
 KEY = "outrider"
 """Where our own facts stand in a config that others read, too."""
 _PICKLED = (".bin", ".pt", ".pth")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,33 @@ class Checkpoint:
 
 
 def folder(drafter: str, path: str) -> Path:
-    """The directory that `path` names. Raises `ModelNotFound` if it is none, or has no `config.json`."""
+    """The directory that `path` names; for a hub id ("org/name") what was fetched of it, now or before. Raises `ModelNotFound`
+    if there is none, or it has no `config.json`."""
     try:
         where = Path(os.path.expanduser(path))
         there = where.is_dir()
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{drafter}: {path!r} cannot be read: {error}") from error
-    if not there:
+    if not there and _HUB_ID.fullmatch(path):
+        where = _fetched(drafter, path)
+    elif not there:
         raise ModelNotFound(f"{drafter}: no directory {path!r}; download or train the drafter first, and give its directory")
     if not (where / "config.json").is_file():
         raise ModelNotFound(f"{drafter}: {where} has no config.json; give the directory that holds it, beside the weights")
     return where
+
+
+def _fetched(drafter: str, name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", *(f"*{s}" for s in _PICKLED)]))
+    except Exception as error:  # a dozen kinds, from several network libraries
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelNotFound(
+            f"{drafter}: no directory {name!r} here, and the hub gave nothing ({type(error).__name__}: {reason:.160}); check the "
+            "name and the network, or give a directory"
+        ) from error
 
 
 def config_of(path: Path) -> dict[str, Any]:
