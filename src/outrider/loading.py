@@ -81,7 +81,7 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     cache = make_cache(setup, decoder, max_len, drafter)
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = make_target(decoder, cache, sampler, max_len, setup.invariant)
-    target.fingerprint = loaded.fingerprint
+    target.fingerprint = loaded.fingerprint.partition(" ")[0]  # of the weights before they were rounded: the same drafters fit
     return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer))
 
 
