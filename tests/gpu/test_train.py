@@ -1,4 +1,4 @@
-"""Training on a card, with the embedded model: a draft that borrows its rows and guesses some tokens only, from nothing to its card,
+"""Training on a card, the embedded model: a draft that borrows its rows and guesses some tokens only, from nothing to its card,
 stopped in between; it must not change a token, and one that begins as the model itself must guess well."""
 
 from __future__ import annotations
