@@ -1,8 +1,8 @@
 """Texts on disk: shards of tokens with a manifest that says where they come from, read back as one corpus.
 
-A shard is a safetensors file: `tokens [N]` (uint16 where that will do), all texts one after another; `lengths [n]`; `prompts [n]`,
-how many tokens of a text are its prompt; `held [n]` (1: never trained on). Shards and manifest appear whole, the manifest last, so
-that whatever is interrupted leaves a corpus that can be gone on with.
+A shard is a safetensors file: `tokens [N]` (uint16 where that will do), all texts one after another; `lengths [n]`;
+`prompts [n]`, how many tokens of a text are its prompt; `held [n]` (1: never trained on). Shards and manifest appear whole, the
+manifest last, so that whatever is interrupted leaves a corpus that can be gone on with.
 """
 
 from __future__ import annotations
