@@ -9,9 +9,11 @@ from .bench import bench
 from .chat import chat
 from .demo import demo
 from .doctor import doctor
+from .export import export
 from .generate import generate
 from .guard import guarded
 from .models import models
+from .train import train
 from .tune import tune
 from .version import version
 
@@ -32,4 +34,6 @@ app.command(epilog="Example: outrider bench --draft ngram --workload code --work
 app.command(epilog="Example: outrider tune layer_skip --workload code --trials 100")(guarded(tune))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
+app.command(epilog="Example: outrider export ./my-eagle --out ./for-vllm --layout speculators")(guarded(export))
+app.command(epilog="Example: outrider train draft_model:layers=1 --model tiny --minutes 2")(guarded(train))
 app.command(epilog="Example: outrider version")(guarded(version))

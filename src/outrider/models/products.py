@@ -36,6 +36,12 @@ class PackedLinear(nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.paired = self._splits_single_row()
 
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they were, in a copy."""
+        out: Tensor = self.packed.to_dense()
+        return out
+
     def _splits_single_row(self) -> bool:
         generator = torch.Generator().manual_seed(0)
         pair = torch.randn(2, self.in_features, generator=generator)
