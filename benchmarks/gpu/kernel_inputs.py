@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.shapes import graphed, milliseconds, request
 from torch import Tensor
 
-from outrider.kernels.attention import TUNING, Form, Tuning, Where, attention, rows_per_tile, tile_for
+from outrider.kernels.attention import TUNING, Form, Tuning, Where, attention, rows_per_tile
 from outrider.kernels.choose import Asked
 from outrider.kernels.rounds import Lanes
 from outrider.models.lanes import LaneBook, filters
@@ -93,7 +93,7 @@ def tree(heads: tuple[int, int, int], known: int, parents: Sequence[int], form: 
     for node, one in enumerate(paths):
         path[node + 1, : len(one)] = torch.tensor(one)
     position = ints([known - 1, *(known - 1 + len(p) for p in paths)])
-    tiles = ints(tile([nodes + 1], rows_per_tile(count // kv, 64)))
+    tiles = ints(tile([nodes + 1], rows_per_tile(count // kv)))
     where = Where(position, ints([known]), path.to(CARD), table[None].int().to(CARD), tiles, known + nodes + 1)
     pool = normal(64 * (2 * blocks + 1), kv, dim, seed=1), normal(64 * (2 * blocks + 1), kv, dim, seed=2)
     slots = [slots_of[[*range(known), *p]] for p in [[], *paths]]
@@ -114,10 +114,9 @@ def chains(
     table = torch.arange(1, len(rows) * blocks + 1, dtype=torch.int32, device=CARD).reshape(len(rows), blocks)
     position = ints([context + i for n in rows for i in range(n)])
     nothing = torch.zeros(sum(rows), 0, dtype=torch.int32, device=CARD)
-    lines = tile_for(torch.bfloat16, dim, count // kv, few=context <= 2048 or max(rows) <= 4)
-    tiles = ints(tile(rows, rows_per_tile(count // kv, lines)))
+    tiles = ints(tile(rows, rows_per_tile(count // kv)))
     known = ints([context + n for n in rows])
-    where = Where(position, known, nothing, table, tiles, context + max(rows), lines)
+    where = Where(position, known, nothing, table, tiles, context + max(rows))
     slots = 64 * (len(rows) * blocks + 1)
     layers = max(2, min(20, 120_000_000 // (slots * kv * dim * 4)))
     q = normal(sum(rows), count, dim)

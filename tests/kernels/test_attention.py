@@ -59,7 +59,7 @@ def world(shape: tuple, dtype: torch.dtype = torch.float32, seed: int = 0) -> Wo
     table_of_paths = torch.zeros(nodes + 1, nodes + 1, dtype=torch.int32)
     for node, path in enumerate(paths):
         table_of_paths[node + 1, : len(path)] = torch.tensor(path)
-    per_tile = rows_per_tile(group, 64)
+    per_tile = rows_per_tile(group)
     tiles = [(0, r, min(per_tile, nodes + 1 - r)) for r in range(0, nodes + 1, per_tile)]
     where = Where(
         ints([known - 1] + [known - 1 + len(path) for path in paths]),

@@ -32,6 +32,8 @@ class Tuning:
 
 
 TUNING = Tuning()
+_MOST = 64
+"""Lines of the largest tile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Where:
     """Where rows stand; int32. `position [R]`: absolute, -1 for rows that do not exist (their output is zero). `known [B]`:
     positions below it are read at virtual index = position. `path [R, P]`: position `known + i` of a tree's row has virtual
     index `path[r, i]`. `table [B, blocks]`: virtual index i lies in slot `table[b, i // 64] * 64 + i % 64`. `tiles [T, 3]`:
-    (request, first row, rows), none across requests, at most `rows_per_tile` rows each, for matrix tiles of `tile` lines.
-    `longest` bounds position + 1; it sizes buffers only."""
+    (request, first row, rows), none across requests, at most `rows_per_tile` rows each. `longest` bounds position + 1; it sizes
+    buffers only."""
 
     position: Tensor
     known: Tensor
@@ -48,7 +50,6 @@ class Where:
     table: Tensor
     tiles: Tensor
     longest: int
-    tile: int = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +64,15 @@ class Form:
     serial: bool = False
 
 
-def rows_per_tile(group: int, tile: int) -> int:
-    """Rows of one request that share a matrix tile of `tile` lines, for `group` query heads per KV head."""
-    return max(tile // int(triton.next_power_of_2(group)), 1)
+def lines(group: int) -> int:
+    """Lines of a matrix tile, for `group` query heads per KV head: one number for all passes, since in tiles of another shape
+    sums along a row go in another order."""
+    return max(16, int(triton.next_power_of_2(group)))
 
 
-def tile_for(dtype: torch.dtype, dim: int, group: int, few: bool) -> int:
-    """Lines of a matrix tile: few where latency counts (`few` rows per request, or a short past), many where rows of a request
-    should share what they read. In 16 bits a row's bits do not depend on it; in fp32 it is always the same."""
-    least = max(16, int(triton.next_power_of_2(group)))
-    if few or dtype is torch.float32:
-        return least
-    return max(least, 32 if dim > 128 else 64)
+def rows_per_tile(group: int) -> int:
+    """Rows of one request that share a matrix tile."""
+    return lines(group) // int(triton.next_power_of_2(group))
 
 
 @triton.jit
@@ -295,8 +293,8 @@ def attention(
 
     Raises `ValueError` for a group or head size no tile has room for."""
     heads, kv = q.shape[1], pool[0].shape[1]
-    if heads % kv or triton.next_power_of_2(heads // kv) > where.tile:
-        raise ValueError(f"{heads} query heads over {kv} KV heads do not fit a tile of {where.tile}")
+    if heads % kv or heads // kv > _MOST:
+        raise ValueError(f"{heads} query heads over {kv} KV heads do not fit a tile of {_MOST} lines")
     form = form or Form()
     run = _in_one if form.serial and not form.tree else _in_parts
     return run(q, pool, where, scale, form, tuning)
@@ -325,7 +323,7 @@ def _in_one(q: Tensor, pool: tuple[Tensor, Tensor], where: Where, scale: float, 
     _serial[(where.tiles.shape[0], keys.shape[1])](
         q, keys, values, where.position, where.table, where.tiles, out,
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), out.stride(1), where.table.stride(0), scale,
-        TILE=where.tile, **common, **inner,
+        TILE=lines(common["GROUP"]), **common, **inner,
     )  # fmt: skip
     return out
 
@@ -340,11 +338,11 @@ def _in_parts(q: Tensor, pool: tuple[Tensor, Tensor], where: Where, scale: float
     share = min(splits, tuning.most)
     partial = torch.empty(rows, kv, splits, common["G"], common["DP"], dtype=torch.float32, device=q.device)
     state = torch.empty(2, rows, kv, splits, common["G"], dtype=torch.float32, device=q.device)
-    programs = share + (rows_per_tile(common["GROUP"], where.tile) if form.tree else 0)
+    programs = share + (rows_per_tile(common["GROUP"]) if form.tree else 0)
     _split[(where.tiles.shape[0], kv, programs)](
         q, keys, values, where.path, where.known, where.position, where.table, where.tiles, partial, state[0], state[1],
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), where.table.stride(0), where.path.shape[1], splits, scale,
-        NSP=share, TREE=form.tree, TILE=where.tile, **common, **inner,
+        NSP=share, TREE=form.tree, TILE=lines(common["GROUP"]), **common, **inner,
     )  # fmt: skip
     part = min(common["DP"], 32)
     _combine[(rows, kv, common["DP"] // part)](

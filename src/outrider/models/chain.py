@@ -75,17 +75,16 @@ class Chain:
     """One captured shape. What it is told, a row per request: lane, length, and the last K + 1 tokens, right-aligned."""
 
     def __init__(self, shape: Shape, owner: Chains) -> None:
-        from ..kernels.attention import rows_per_tile, tile_for
+        from ..kernels.attention import rows_per_tile
         from ..kernels.choose import Work
 
         self.shape, self.owner = shape, owner
-        device, keys = owner.decoder.device, owner.cache.keys(0)
+        device = owner.decoder.device
         self.fed = shape.guesses + 1
         self.host = np.zeros((shape.requests, 2 + self.fed), dtype=np.int32)
         self.host[:, 0] = owner.book.padding
         self.given = torch.from_numpy(self.host).to(device)
-        self.tile = tile_for(keys.dtype, keys.shape[2], owner.decoder.group, few=True)
-        per_tile = rows_per_tile(owner.decoder.group, self.tile)
+        per_tile = rows_per_tile(owner.decoder.group)
         self.tiles = [self._tiles(rows, per_tile, device) for rows in (self.fed, 1)]
         self.out = torch.zeros(shape.requests, shape.guesses, dtype=torch.int64, device=device)
         self.work = Work.make(shape.requests, owner.usable, device, filters=shape.filters)
@@ -141,7 +140,7 @@ class Chain:
 
         attend, write = places
         nothing = torch.zeros(token.shape[0], 0, dtype=torch.int32, device=token.device)
-        where = Where(attend, self.given[:, 1], nothing, table, tiles, self.shape.longest, self.tile)
+        where = Where(attend, self.given[:, 1], nothing, table, tiles, self.shape.longest)
         position = attend.clamp(0, self.owner.decoder.max_len - 1)
         return Rows(token, position, write, where, False, False, self.shape.longest)
 

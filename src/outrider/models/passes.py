@@ -24,14 +24,13 @@ REQUESTS = (1, 4, 16, 48, 96)
 
 
 class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` of paths, a bound on sequence lengths, lines of a tile, how many tiles, whether guesses
+    """`requests` B, `rows` R, `columns` of paths, a bound on sequence lengths, how many tiles, whether guesses
     branch, which layers' inputs are kept."""
 
     requests: int
     rows: int
     columns: int
     longest: int
-    tile: int
     tiles: int
     tree: bool
     taps: tuple[str, ...]
@@ -45,7 +44,7 @@ def shape_of(rows: Rows, per_tile: int, taps: Collection[str]) -> Shape | None:
     longest = bucket(where.longest, LENGTHS)
     if count is None or requests is None or columns is None or longest is None or rows.serial:
         return None
-    return Shape(requests, count, columns, longest, where.tile, requests + count // per_tile, rows.tree, tuple(sorted(taps)))
+    return Shape(requests, count, columns, longest, requests + count // per_tile, rows.tree, tuple(sorted(taps)))
 
 
 class Passes:
@@ -58,7 +57,7 @@ class Passes:
         """States `[R, width]` after the final norm, and the inputs of the layers in `taps`; None where the pass is too wide."""
         from ..kernels.attention import rows_per_tile
 
-        shape = shape_of(rows, rows_per_tile(self.decoder.group, rows.where.tile), taps)
+        shape = shape_of(rows, rows_per_tile(self.decoder.group), taps)
         if shape is None:
             return None
         return self.machine.kept(shape, lambda: Pass(shape, self)).play(rows)
@@ -83,7 +82,6 @@ class Pass:
             some(shape.requests, shape.longest // owner.cache.block_size + 1),
             some(shape.tiles, 3),
             shape.longest,
-            shape.tile,
         )
         longest = min(shape.longest, owner.decoder.max_len)
         token, write = some(shape.rows, dtype=torch.int64), some(shape.rows, dtype=torch.int64)

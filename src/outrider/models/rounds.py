@@ -34,8 +34,6 @@ GUESSING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
 COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
-SHORT = 2048
-"""Sequences up to so many tokens are read fastest by small tiles."""
 MOST = 128
 """Shapes that are kept captured at once."""
 KEEP = -1
@@ -132,13 +130,11 @@ class Round:
     """One captured shape. `result [B, 3 + 2 (N + 1)]` int32: accepted, count, finish, tokens, path (see `kernels.rounds`)."""
 
     def __init__(self, shape: Shape, machine: Machine) -> None:
-        from ..kernels.attention import rows_per_tile, tile_for
+        from ..kernels.attention import rows_per_tile
         from ..kernels.choose import Work
 
         self.shape, self.machine = shape, machine
-        keys, few = machine.cache.keys(0), shape.longest <= SHORT or shape.rows <= 4 * shape.requests
-        self.tile = tile_for(keys.dtype, keys.shape[2], machine.group, few)
-        self.per_tile = rows_per_tile(machine.group, self.tile)
+        self.per_tile = rows_per_tile(machine.group)
         tiles = shape.requests + (shape.rows // self.per_tile if shape.columns else 0)
         size = Fields.size(shape, tiles)
         device = machine.lanes.last.device
@@ -171,7 +167,7 @@ class Round:
 
         machine, shape, fields = self.machine, self.shape, self.fields
         rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.decoder.vocab_size, machine.max_len), shape.tree)
-        where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
+        where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
         self.features = dict.fromkeys(shape.features, self.choice)
         logits = machine.decoder.scored(packed, machine.cache, features=self.features)

@@ -46,13 +46,12 @@ def anchors(cache: object) -> bool:
 
 def rows_of(layout: Layout, cache: Any, group: int, max_len: int) -> Rows:
     """The rows of a layout, for `group` query heads per KV head."""
-    from ..kernels.attention import Where, rows_per_tile, tile_for
+    from ..kernels.attention import Where, rows_per_tile
 
     device = layout.tokens.device
     requests = [s.request for s in layout.spans]
     known = torch.tensor([s.known for s in layout.spans], dtype=torch.int32)
-    tile = tile_for(cache.keys(0).dtype, cache.keys(0).shape[2], group, few=len(layout.tokens) <= 4 * len(requests))
-    tiles = torch.tensor(tiles_of(((s.lo, s.hi) for s in layout.spans), rows_per_tile(group, tile)), dtype=torch.int32)
+    tiles = torch.tensor(tiles_of(((s.lo, s.hi) for s in layout.spans), rows_per_tile(group)), dtype=torch.int32)
     path = (
         _paths(layout) if layout.ancestors is not None else torch.zeros(len(layout.tokens), 0, dtype=torch.int32, device=device)
     )
@@ -65,7 +64,6 @@ def rows_of(layout: Layout, cache: Any, group: int, max_len: int) -> Rows:
         cache.table(requests).int(),
         tiles.to(device, non_blocking=True),
         longest,
-        tile,
     )
     clamped = position.clamp(max=max_len - 1).int()
     serial = len(layout.tokens) >= SERIAL
