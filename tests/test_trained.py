@@ -21,6 +21,7 @@ def drafter(path, method="draft_model", fingerprint="f", tau=2.0):
     path.mkdir(parents=True)
     card = {"method": method, "fingerprint": fingerprint, "model": "m", "tau": tau}
     (path / trained.CARD).write_text(json.dumps(card))
+    (path / trained.CONFIG).write_text("{}")
     return path
 
 
@@ -48,12 +49,13 @@ def test_the_best_that_fits_is_found_first(home, tmp_path):
 
 
 def test_what_is_gone_or_damaged_is_passed_over(home, tmp_path):
-    gone, bad = drafter(tmp_path / "gone"), drafter(tmp_path / "bad")
-    for path in (gone, bad):
+    gone, bad, half = (drafter(tmp_path / name) for name in ("gone", "bad", "half"))
+    for path in (gone, bad, half):
         trained.enlist(path)
     (home / "drafters" / "junk.json").write_text("{")
     (home / "drafters" / "empty").mkdir()
     (gone / trained.CARD).unlink()
+    (half / trained.CONFIG).unlink()
     (bad / trained.CARD).write_text('{"method": "x"}')
     assert trained.entries() == []
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CARD = "card.json"
+CONFIG = "config.json"
 SHIPPED = Path(__file__).parent / "shipped"
 
 
@@ -101,6 +102,8 @@ def _target(path: Path) -> Path:
 def _entry(path: Path) -> Trained | None:
     try:
         card = json.loads((path / CARD).read_text(encoding="utf-8"))
+        if not (path / CONFIG).is_file():
+            return None
         return Trained(str(card["method"]), path, str(card["fingerprint"]), str(card["model"]), float(card["tau"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -168,3 +168,9 @@ def test_damaged_corpora(tmp_path):
     (tmp_path / corpora.MANIFEST).write_text("{}")
     with pytest.raises(BadWeights, match="is damaged"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("token", [2**16 - 1, 2**16, 200_000])
+def test_tokens_of_any_vocabulary_come_back(token, tmp_path):
+    Store(tmp_path, {"model": "m"}, 0.1).add([Text((1, token, 3), 1)], 1)
+    assert list(texts(load(tmp_path))) == [Text((1, token, 3), 1)]

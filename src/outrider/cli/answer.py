@@ -66,6 +66,7 @@ def loaded(options: ModelOptions) -> Iterator[LLM]:
         dtype=options.dtype,
         max_model_len=options.max_model_len,
         prefix_cache=options.prefix_cache,
+        quantize=options.quantize,
         progress=say,
     )
     with closing(llm):

@@ -45,7 +45,7 @@ Texts = Annotated[
     ),
 ]
 Write = Annotated[int | None, typer.Option(min=1, help="Tokens that the model is to write.", rich_help_panel=_TEXTS)]
-Together = Annotated[int | None, typer.Option(min=1, help="Texts at a time (16; on a GPU 512).", rich_help_panel=_TEXTS)]
+Together = Annotated[int | None, typer.Option(min=1, help="Texts at a time (16; on a GPU 1,024).", rich_help_panel=_TEXTS)]
 Answer = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=_TEXTS)]
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after this long; the same command goes on.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Train for so many steps.", rich_help_panel=_TRAINING)]
@@ -64,7 +64,7 @@ Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on
 Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
 
 QUICK: dict[str, dict[str, Any]] = {
-    "writing": {"tokens": 60_000, "answer": 128, "turn": 48},
+    "writing": {"tokens": 60_000, "answer": 128, "turn": 48, "held": 0.1},
     "recipe": {"batch_tokens": 4096, "longest": 256, "held_tokens": 8000},
     "exam": {"prompts": 12, "answer": 48},
 }
@@ -79,7 +79,7 @@ NAMES: dict[str, dict[str, str]] = {
     "recipe": {n: n for n in ("steps", "tokens", "epochs", "batch_tokens", "accumulate", "longest", "rate", "check")},
 }
 """Which options are which settings."""
-TOGETHER = {"cpu": 16, "cuda": 512}
+TOGETHER = {"cpu": 16, "cuda": 1024}
 """Texts at a time, unless asked otherwise."""
 STAGES = {
     "texts": "the texts are not all written yet",

@@ -1,8 +1,8 @@
 """Texts on disk: shards of tokens with a manifest that says where they come from, read back as one corpus.
 
-A shard is a safetensors file: `tokens [N]` int32, all texts one after another; `lengths [n]`, `prompts [n]` (how many tokens of a
-text are its prompt) and `held [n]` (1: never trained on). Shards and manifest appear whole, the manifest last, so that whatever
-is interrupted leaves a corpus that can be gone on with.
+A shard is a safetensors file: `tokens [N]` (uint16 where that will do), all texts one after another; `lengths [n]`;
+`prompts [n]`, how many tokens of a text are its prompt; `held [n]` (1: never trained on). Shards and manifest appear whole, the
+manifest last, so that whatever is interrupted leaves a corpus that can be gone on with.
 """
 
 from __future__ import annotations
@@ -155,10 +155,10 @@ class Corpus:
 
     def counts(self, vocabulary: int) -> Tensor:
         """How often each token was written, in the texts to train on; `[V]` int64."""
-        total = torch.zeros(vocabulary, dtype=torch.int64)
-        for i in self.split(held=False):
-            total += torch.bincount(self.text(i)[int(self.prompts[i]) :].long(), minlength=vocabulary)
-        return total
+        place = torch.arange(len(self.tokens)) - self.starts.repeat_interleave(self.lengths)
+        written = place >= self.prompts.repeat_interleave(self.lengths)
+        learned = written & ~self.held.repeat_interleave(self.lengths)
+        return torch.bincount(self.tokens[learned].long(), minlength=vocabulary)
 
 
 def texts(corpus: Corpus) -> Iterable[Text]:
@@ -190,7 +190,7 @@ def load(directory: Path) -> Corpus:
         try:
             shard = load_file(directory / name)
             for key, some in parts.items():
-                some.append(shard[key])
+                some.append(shard[key].to(torch.int32))
         except (OSError, SafetensorError, KeyError) as error:
             raise BadWeights(f"{directory / name} is damaged ({error}); remove {directory} and write the texts again") from error
     joined = {k: torch.cat(v) if v else torch.zeros(0, dtype=torch.int32) for k, v in parts.items()}
@@ -200,8 +200,9 @@ def load(directory: Path) -> Corpus:
 
 
 def _tensors(new: Sequence[Text], held: Sequence[bool]) -> dict[str, Tensor]:
+    tokens = torch.tensor([t for text in new for t in text.tokens], dtype=torch.int32)
     return {
-        "tokens": torch.tensor([t for text in new for t in text.tokens], dtype=torch.int32),
+        "tokens": tokens.to(torch.uint16) if int(tokens.max()) < 2**16 else tokens,
         "lengths": torch.tensor([len(t.tokens) for t in new], dtype=torch.int32),
         "prompts": torch.tensor([t.prompt for t in new], dtype=torch.int32),
         "held": torch.tensor(held, dtype=torch.uint8),

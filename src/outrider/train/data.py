@@ -109,7 +109,7 @@ class Writer:
         if not prompts:
             return []
         params = [
-            SamplingParams(temperature=heats[i % len(heats)], max_tokens=self.answer, seed=rng.getrandbits(63))
+            SamplingParams(temperature=heats[i % len(heats)], max_tokens=self.answer, seed=rng.getrandbits(63), detokenize=False)
             for i in range(len(prompts))
         ]
         results = self.llm.generate(prompts, params)
@@ -122,7 +122,8 @@ class Writer:
         starts = [self._start(opening, rng) for opening in openings]
         length = self.writing.turn if chat else min(_RAW_TURN, self.writing.turn)
         params = [
-            SamplingParams(max_tokens=length, top_p=0.95, stop_token_ids=self.ends, seed=rng.getrandbits(63)) for _ in starts
+            SamplingParams(max_tokens=length, top_p=0.95, stop_token_ids=self.ends, seed=rng.getrandbits(63), detokenize=chat)
+            for _ in starts
         ]
         results = self.llm.generate(starts, params)
         if not chat:

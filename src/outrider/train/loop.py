@@ -23,6 +23,7 @@ from .capture import Capture, batches, shuffled
 from .corpus import Corpus
 from .ranks import Ranks
 
+_RATE = 1e-3
 _SHORTEST, _FEWEST = 12, 4
 """Tokens of a text, and of its taught part, below which there is nothing to learn."""
 
@@ -30,9 +31,10 @@ _SHORTEST, _FEWEST = 12, 4
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How to train. How long: `steps`, or `tokens` seen, or `epochs` over the texts, the first that is not 0. A pass has
-    `batch_tokens`, padding included, a step `accumulate` passes; texts are cut to `longest`. AdamW with `rate`, which rises over
-    the share `warmup` of all steps and falls as a cosine; gradients clipped to the norm `clip`. Every `check` steps (0: twenty
-    times in all) held-out texts of `held_tokens` tell how far it is; `patience` checks without a gain end it (0: never)."""
+    `batch_tokens`, padding included, a step `accumulate` passes; texts are cut to `longest`. AdamW with `rate` (0: what suits the
+    pupil, or 1e-3), which rises over the share `warmup` of all steps and falls as a cosine; gradients clipped to the norm `clip`.
+    Every `check` steps (0: twenty times in all) held-out texts of `held_tokens` tell how far it is; `patience` checks without a
+    gain end it (0: never). A checkpoint is written every `save_minutes`."""
 
     steps: int = 0
     tokens: int = 0
@@ -40,7 +42,7 @@ class Recipe:
     batch_tokens: int = 8192
     accumulate: int = 1
     longest: int = 1024
-    rate: float = 1e-3
+    rate: float = 0.0
     warmup: float = 0.04
     weight_decay: float = 0.0
     clip: float = 1.0
@@ -54,8 +56,8 @@ class Recipe:
         for name in ("batch_tokens", "accumulate", "longest", "held_tokens"):
             if getattr(self, name) < 1:
                 raise BadInput(f"training: {name} must be at least 1, got {getattr(self, name)}")
-        if not self.rate > 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
-            raise BadInput("training: rate and clip must be above 0, warmup from 0 to below 1")
+        if not self.rate >= 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
+            raise BadInput("training: rate must not be negative, clip must be above 0, warmup from 0 to below 1")
         if not (self.steps or self.tokens or self.epochs > 0):
             raise BadInput("training: give steps, tokens or epochs")
 
@@ -111,12 +113,15 @@ class Trainer:
         self.held = self._held(held)
         self.limits = (recipe.batch_tokens, recipe.longest)
         self.parameters = [p for p in pupil.module.parameters() if p.requires_grad]
+        self.rate = recipe.rate or float(getattr(pupil, "rate", _RATE))
         self.optimiser = torch.optim.AdamW(
-            self.parameters, recipe.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay, foreach=True
+            self.parameters, self.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay, foreach=True
         )
         self.total = self._total()
         limits = {k: v for k, v in asdict(recipe).items() if k != "save_minutes"}
-        self.state = State({**limits, "total": self.total, "texts": len(corpus.starts), "world": self.ranks.world})
+        self.state = State(
+            {**limits, "rate": self.rate, "total": self.total, "texts": len(corpus.starts), "world": self.ranks.world}
+        )
         self._last: tuple[float, ...] = ()
 
     def resume(self, facts: dict[str, Any]) -> bool:
@@ -216,10 +221,10 @@ class Trainer:
         if not math.isfinite(value) or not math.isfinite(float(norm)):
             raise OutriderError(
                 f"the loss is {value:.4g} (gradient norm {float(norm):.4g}) at step {step + 1}, so training stops; the last "
-                f"checkpoint is as it was: give a --rate below {recipe.rate:g} and another --out"
+                f"checkpoint is as it was: give a --rate below {self.rate:g} and another --out"
             )
         for group in self.optimiser.param_groups:
-            group["lr"] = recipe.rate * recipe.scale(step, self.total)
+            group["lr"] = self.rate * recipe.scale(step, self.total)
         self.optimiser.step()
         return value, shares(figures), tokens * self.ranks.world
 

@@ -117,7 +117,8 @@ class Training:
         self._save(trainer.pupil)
         if (not over or self._late()) and not self.plan.finish:
             return Outcome("examination" if over else "training", self.out)
-        run = asdict(trainer.state) | {"recipe": asdict(self.plan.recipe), "total": trainer.total, "over": over}
+        recipe = asdict(self.plan.recipe) | {"rate": trainer.rate}
+        run = asdict(trainer.state) | {"recipe": recipe, "total": trainer.total, "over": over}
         del trainer, loaded
         return Outcome("done", self.out, self.judge(corpus, run))
 
