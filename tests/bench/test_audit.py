@@ -198,3 +198,12 @@ def test_another_law_is_noticed() -> None:
     cells = len(right) - 1
     assert law.alarm(law.divergence(counts, right), cells) > 1e-3
     assert law.alarm(law.divergence(counts, wrong), cells) < law.ALARM
+
+
+def test_heads_are_audited_if_they_were_trained_for_the_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path))
+    place = tmp_path / "drafters" / "mine"
+    place.mkdir(parents=True)
+    (place / "card.json").write_text('{"method": "medusa", "fingerprint": "abc", "model": "m", "tau": 2.0}')
+    assert f"medusa:path={place}" in runnable("m", 3, "abc")
+    assert not any(d.startswith(("medusa", "eagle")) for d in runnable("m", 3, "other") + runnable("m", 3))

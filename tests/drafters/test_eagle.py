@@ -7,11 +7,13 @@ import itertools
 import pytest
 import torch
 
-from outrider import tree
+from outrider import registry, tree
+from outrider.bench.probes import Replay
 from outrider.config import SamplingParams
 from outrider.drafters._eagle import EaglePupil, EagleTraining, unrolled
 from outrider.drafters._past import Past
 from outrider.drafters.eagle import Eagle
+from outrider.drafters.hybrid import Hybrid
 from outrider.errors import BadInput, DrafterMismatch
 from outrider.models import checkpoint, eagle_files
 from outrider.models.hf import resolved
@@ -56,10 +58,11 @@ def favourite(drafter, tokens, guesses):
     return best if drafter.climber.ids is None else int(drafter.climber.ids[best])
 
 
-def rounds(drafter, made, world=None, **scheduling):
-    """Every round's (known tokens, guesses as paths, depth asked for) of every request that had any."""
+def rounds(drafter, made, world=None, whole=None, **scheduling):
+    """Every round's (known tokens, guesses as paths, depth asked for) of every request that had any. `whole`: the drafter that
+    has this one as a member."""
     world = world or tiny.World()
-    engine = world.engine(drafter, **scheduling)
+    engine = world.engine(whole or drafter, **scheduling)
     seen = []
     propose = drafter.propose
 
@@ -198,6 +201,22 @@ def noisy(world, drafter, request, tokens, count):
 
 def test_guesses_carry_the_targets_noise():
     check_noisy(heads.eagle(width=1, depth=3), ragged(2, SamplingParams(temperature=1.0, max_tokens=14, ignore_eos=True)))
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_as_a_member_it_learns_from_others_guesses(merge, monkeypatch):
+    """Tokens that somebody else guessed right have states, too."""
+    monkeypatch.setattr("outrider.drafters.hybrid._EXPLORE", 2)  # ask everybody in every other round
+    params = SamplingParams(temperature=0.0, max_tokens=28, ignore_eos=True)
+    plain = ragged(params=params)
+    tiny.World().run(registry.parse("none"), plain)
+    answers = {tuple(r.tokens[: r.prompt_len]): r.output for r in plain}
+    drafter = heads.eagle(width=1, depth=2)
+    other = Replay(answers, depth=4, spoil=0.3)
+    whole = Hybrid.of([other, drafter], merge)
+    made = ragged(params=params)
+    check_chains(drafter, made, whole=whole, least=8)
+    assert sum(r.stats.accepted for r in made) > 10
 
 
 @pytest.mark.parametrize("nap", [2, 5])

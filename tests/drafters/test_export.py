@@ -223,6 +223,8 @@ BAD = {
     "no d2t": (lambda t, c: t.pop("d2t"), BadWeights, "d2t is missing"),
     "whole model": (lambda t, c: c.update({"num_hidden_layers": 30}), BadWeights, "30 decoder layers"),
     "config": (lambda t, c: c.pop("hidden_size"), BadWeights, "no hidden_size"),
+    "too wide": (lambda t, c: c.update({"intermediate_size": 10**12}), BadWeights, "shape"),
+    "activation": (lambda t, c: c.update({"hidden_act": "sometimes"}), BadWeights, "sometimes"),
     "heads": (lambda t, c: c.update({"num_attention_heads": "many"}), BadWeights, "num_attention_heads"),
     "other speculators": (
         lambda t, c: c.update({"transformer_layer_config": dict(c), "speculators_model_type": "dflash"}),

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from .. import registry
+from .. import registry, trained
 from ..accept import RULES
 from ..config import SamplingParams
 from ..errors import OutriderError
@@ -123,10 +123,11 @@ class Report:
         return min(1.0, 4.61 / min(sums.values())) if sums else None
 
 
-def runnable(model: str, layers: int) -> list[str]:
+def runnable(model: str, layers: int, fingerprint: str = "") -> list[str]:
     """Specs of all registered drafters that this model can have: those without required options, and those that only need the
-    path of a model, for which the target serves, cut to its first third where the drafter can do that. Not those that replay
-    answers, since they would have none."""
+    path of a model, for which the target serves, cut to its first third where the drafter can do that. Of those that must be
+    trained for the target the best that was, by the `fingerprint` of its weights. Not those that replay answers, since they would
+    have none."""
     specs = []
     for name in registry.names():
         config = getattr(registry.get(name), "Config", None)
@@ -136,6 +137,8 @@ def runnable(model: str, layers: int) -> list[str]:
             continue
         if not needed and name != _NONE:
             specs.append(name)
+        elif needed == {"path"} and hasattr(registry.get(name), "pupil") and not any(f.name == "layers" for f in fields):
+            specs += [f"{name}:path={found.path}" for found in trained.find(fingerprint, name)[:1]]
         elif needed == {"path"}:
             cut = f",layers={max(1, layers // 3)}" if any(f.name == "layers" for f in fields) else ""
             specs.append(f"{name}:path={model}{cut}")

@@ -82,8 +82,9 @@ def _audit(what: tuple[str, str], size: tuple[int, int, int], options: o.ModelOp
         raise BadInput("--draft none is what everything else is compared with; name a drafter, or all")
     rules = tuple(RULES) if accept == ALL else (accept,)
     with loaded(options) as llm, progress() as tell:
-        layers = int(getattr(llm.engine.target, "decoder").num_layers)  # noqa: B009
-        drafts = tuple(runnable(options.model, layers)) if draft == ALL else (draft,)
+        target: Any = llm.engine.target
+        layers, weights = int(target.decoder.num_layers), str(target.fingerprint)
+        drafts = tuple(runnable(options.model, layers, weights)) if draft == ALL else (draft,)
         plan = Plan(drafts, rules, *size, strict=draft != ALL)
         return Auditor(llm, plan, tell).run()
 

@@ -34,8 +34,8 @@ class Past:
             self.base, self.computed, self.pieces = start, start, []
         self.computed = min(self.computed, start)
         kept = [(first, old[: start - first]) for first, old in self.pieces if first < start]
-        if sum(len(old) for _, old in kept) > 1:  # rounds without guesses: keep no whole round's states alive for one request's
-            kept = [(first, old.clone()) for first, old in kept]
+        if kept and start - self.computed > 1:  # unread, and more come: do not keep a whole batch's states alive for one request
+            kept[-1] = (kept[-1][0], kept[-1][1].clone())
         self.pieces = [*kept, (start, states)]
 
     def unread(self, end: int) -> int:

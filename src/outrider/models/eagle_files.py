@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.activations import ACT2FN
 
 from ..errors import BadInput, BadWeights, DrafterMismatch
 from . import checkpoint as files
@@ -84,6 +85,8 @@ def describe(path: Path, config: Mapping[str, Any]) -> Description:
         bool(switches.get("fc_norm", False)),
         bool(switches.get("norm_output", False)),
     )
+    if plan.act not in ACT2FN:
+        raise BadWeights(f"{path / 'config.json'}: hidden_act {plan.act!r} is not known; known are {', '.join(sorted(ACT2FN))}")
     feature = "hidden:" + ",".join(states) if version == 3 else "hidden:last"
     return Description(plan, feature, "speculators" if speculators else "safeail")
 
@@ -150,21 +153,13 @@ def build(made: Checkpoint, rows: Rows, dtype: torch.dtype, name: str) -> tuple[
     if borrows and (plan.hidden != width or (plan.version == 3 and made.own.get("head") != "target" and ids is not None)):
         made.take("lm_head.weight", plan.vocab, plan.hidden)
     head = None if not borrows else (rows.head if ids is None else rows.head[ids]).to(dtype)
-    net = EagleNet(plan, rows.embeddings, head)
-    with torch.no_grad():
-        for key, parameter in net.named_parameters():
-            if not (borrows and key.startswith("lm_head")):
-                parameter.copy_(made.take(key, *parameter.shape))
-    net = net.to(rows.head.device)
-    return _cast(net, dtype).requires_grad_(False).eval(), ids
-
-
-def _cast(net: EagleNet, dtype: torch.dtype) -> EagleNet:
-    """Weights and embeddings in `dtype`; the tables of RoPE stay as exact as they are."""
-    for parameter in net.parameters():
-        parameter.data = parameter.data.to(dtype)
-    net.embeddings = net.embeddings.to(dtype)
-    return net
+    device = rows.head.device
+    with torch.device("meta"):  # nothing is made before its shape is found to be right
+        net = EagleNet(plan, rows.embeddings.to(dtype), head)
+    wanted = {k: tuple(p.shape) for k, p in net.named_parameters() if not (borrows and k.startswith("lm_head"))}
+    net.load_state_dict({k: made.take(k, *shape).to(device, dtype) for k, shape in wanted.items()}, strict=False, assign=True)
+    net.rotary = plan.rotary().to(device)
+    return net.requires_grad_(False).eval(), ids
 
 
 def _plain(name: str) -> str:

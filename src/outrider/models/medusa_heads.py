@@ -96,15 +96,17 @@ def build(made: Checkpoint, head: Tensor, dtype: torch.dtype, name: str) -> tupl
     rows = head if ids is None else head[ids]
     if kept is not None:
         rows = made.take(kept, len(rows), hidden).to(head.device)
-    heads = Heads(count, layers, hidden, rows.to(dtype) if shared else None, size)
-    with torch.no_grad():
-        for k in range(count):
-            for j, block in enumerate(heads.blocks[k]):
-                block.weight.copy_(_named(made, k, f"{j}.linear.weight", hidden, hidden))
-                block.bias.copy_(_named(made, k, f"{j}.linear.bias", hidden))
-            if not shared:
-                heads.heads[k].weight.copy_(_named(made, k, f"{layers}.weight", size, hidden))
-    return heads.to(head.device, dtype).requires_grad_(False).eval(), ids
+    with torch.device("meta"):
+        heads = Heads(count, layers, hidden, rows.to(dtype) if shared else None, size)
+    found: dict[str, Tensor] = {}
+    for k in range(count):
+        for j in range(layers):
+            found[f"blocks.{k}.{j}.weight"] = _named(made, k, f"{j}.linear.weight", hidden, hidden)
+            found[f"blocks.{k}.{j}.bias"] = _named(made, k, f"{j}.linear.bias", hidden)
+        if not shared:
+            found[f"heads.{k}.weight"] = _named(made, k, f"{layers}.weight", size, hidden)
+    heads.load_state_dict({k: v.to(head.device, dtype) for k, v in found.items()}, strict=False, assign=True)
+    return heads.requires_grad_(False).eval(), ids
 
 
 def _normal(made: Checkpoint, layers: int) -> tuple[Checkpoint, str | None]:
