@@ -12,6 +12,7 @@ from .doctor import doctor
 from .generate import generate
 from .guard import guarded
 from .models import models
+from .serve import serve
 from .version import version
 
 app = typer.Typer(
@@ -30,4 +31,5 @@ app.command(epilog="Example: outrider audit --draft ngram --prompts 8")(guarded(
 app.command(epilog="Example: outrider bench --draft ngram --workload code --workload repetitive --limit 3")(guarded(bench))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
+app.command(epilog="Example: outrider serve --draft auto --port 8000")(guarded(serve))
 app.command(epilog="Example: outrider version")(guarded(version))

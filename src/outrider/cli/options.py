@@ -102,6 +102,7 @@ class ModelOptions:
     threads: int | None = None
     control: str = "goodput"
     prefix_cache: bool = True
+    kv_tokens: int | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ModelOptions:

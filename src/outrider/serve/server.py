@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -13,6 +14,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ..errors import BadInput
 from ..llm import LLM
 from .app import House, make_app
 from .meters import Meters
@@ -116,6 +118,22 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at an address, before the model is loaded for it. Raises `BadInput` where that cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInput(f"cannot listen at {host!r}: {error.strerror or error}; give another --host") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise BadInput(f"cannot listen at {host} port {port}: {error.strerror or error}; give another --port") from None
+    return sock
+
+
 def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
     """Measure the plain baseline and start the thread that runs the engine."""
     baseline = measure_plain(llm)
@@ -127,11 +145,11 @@ def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
     return House(llm, settings, worker, baseline), meters
 
 
-def serve(llm: LLM, settings: Settings, ready: Callable[[str], None]) -> str | None:
-    """Serve until a signal says otherwise. Returns why the engine gave up, if it did."""
+def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:
+    """Serve until a signal says otherwise, at `sock` if it is given. Returns why the engine gave up, if it did."""
     house, meters = open_house(llm, settings)
     try:
-        Server(house, meters, ready).run()
+        Server(house, meters, ready).run(sockets=None if sock is None else [sock])
     finally:
         house.worker.close()
         house.close()
