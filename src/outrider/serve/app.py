@@ -130,9 +130,11 @@ def _api(house: House) -> APIRouter:
         return _card(house)
 
     @api.post("/chat/completions", response_model=None)
-    async def chat(body: ChatRequest) -> Response:
+    async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         house.check(body)
+        if house.settings.log_prompts:
+            request.state.noted["prompt"] = [m.plain() for m in body.messages]
         seed = seeded(body)
 
         def prepare() -> list[Sample]:
@@ -142,9 +144,11 @@ def _api(house: House) -> APIRouter:
         return Answer(house.worker, job, ChatReply(house.context, body, job, seed), bool(body.stream))
 
     @api.post("/completions", response_model=None)
-    async def completions(body: CompletionRequest) -> Response:
+    async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text."""
         house.check(body)
+        if house.settings.log_prompts:
+            request.state.noted["prompt"] = body.prompt
         _check_completion(body)
         seed, texts = seeded(body), list[str]()
 
@@ -208,9 +212,11 @@ async def _fault(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """The first thing that is wrong with a body, without repeating the body."""
-    first = error.errors()[0] if isinstance(error, RequestValidationError) else {"loc": (), "msg": str(error)}
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    """The first field that is wrong with a body, and what, without repeating the body. Where several forms are possible, the
+    one that was got furthest with; names of forms are no part of the place."""
+    found = list(error.errors()) if isinstance(error, RequestValidationError) else [{"loc": (), "msg": str(error)}]
+    first = max((e for e in found if e["loc"][:2] == found[0]["loc"][:2]), key=lambda e: len(e["loc"]))
+    where = ".".join(str(part) for part in first["loc"] if part != "body" and (isinstance(part, int) or part.isidentifier()))
     message = f"{where[:200]}: {first['msg']}" if where else str(first["msg"])
     return await _fault(request, Fault(400, message[:1000], "invalid_value", where[:200] or None))
 
