@@ -26,6 +26,11 @@ class TextTokenizer:
         self.has_chat = bool(backend.chat_template)
 
     @property
+    def backend(self) -> PreTrainedTokenizerBase:
+        """transformers' own, for libraries that want to read it."""
+        return self._backend
+
+    @property
     def vocab(self) -> dict[str, int]:
         """Token strings and their ids, as the tokenizer spells them."""
         return dict(self._backend.get_vocab())

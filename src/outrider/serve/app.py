@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import metadata
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..types import Request as Sample
 from . import faults
 from .edge import Edge, StrictRoute
 from .faults import Fault
+from .grammar import Grammars
 from .meters import Meters
 from .replies import ChatReply, CompletionReply, Context
 from .schema import ChatRequest, CompletionRequest, Sampling
@@ -58,6 +60,7 @@ class House:
         self.name = settings.served_name or llm.name
         self.created = int(time.time())
         self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name)
+        self.grammars = Grammars(llm.tokenizer)
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
 
     async def aside(self, task: Callable[[], Any]) -> Any:
@@ -83,9 +86,19 @@ class House:
             raise faults.too_long(tokens, context)
         return min(context - tokens, self.settings.max_tokens or context)
 
-    def samples(self, ids: list[int], params: Callable[[int], SamplingParams]) -> list[Sample]:
+    def grammar(self, body: Sampling) -> str | None:
+        """The compiled form of the answer, if one was asked for. Raises `BadInput`."""
+        source = None if body.response_format is None else body.response_format.source()
+        if source is None or body.response_format is None:
+            return None
+        return self.grammars.compile(body.response_format.type, source)
+
+    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: str | None) -> list[Sample]:
         """The requests of one prompt."""
-        return self.llm.prepare(ids, params(self.room(len(ids))))
+        chosen = params(self.room(len(ids)))
+        if grammar is not None:
+            chosen = replace(chosen, processors=(self.grammars.processor(grammar, len(ids)),))
+        return self.llm.prepare(ids, chosen)
 
     def close(self) -> None:
         self._clerk.shutdown(wait=False, cancel_futures=True)
@@ -138,7 +151,8 @@ def _api(house: House) -> APIRouter:
         seed = seeded(body)
 
         def prepare() -> list[Sample]:
-            return house.samples(house.llm.tokenizer.chat([m.plain() for m in body.messages]), body.params)
+            ids = house.llm.tokenizer.chat([m.plain() for m in body.messages])
+            return house.samples(ids, body.params, house.grammar(body))
 
         job = house.worker.submit(await house.aside(prepare))
         return Answer(house.worker, job, ChatReply(house.context, body, job, seed), bool(body.stream))
@@ -153,10 +167,10 @@ def _api(house: House) -> APIRouter:
         seed, texts = seeded(body), list[str]()
 
         def prepare() -> list[Sample]:
-            made = []
+            made, grammar = list[Sample](), house.grammar(body)
             for prompt in body.prompts():
                 ids = house.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-                made += house.samples(ids, body.params)
+                made += house.samples(ids, body.params, grammar)
                 texts.append(prompt if isinstance(prompt, str) else house.llm.tokenizer.decode(prompt, False))
             return made
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..config import SamplingParams
+from ..errors import BadInput
 
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS, MOST_IDS, MOST_MESSAGES = 128, 256, 64, 1_000_000, 10_000
 DEFAULT_COMPLETION = 16
@@ -36,6 +37,29 @@ class Speculation(Model):
     accept: Annotated[str, Field(max_length=100)] | None = None
 
 
+class JsonSchema(Model):
+    name: Annotated[str, Field(max_length=1000)] | None = None
+    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+
+
+class ResponseFormat(Model):
+    """An answer's form: `json_object` (any), `json_schema`, `regex` (Rust's syntax, the whole answer) or `grammar` (Lark)."""
+
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=100_000)] | None = None
+    grammar: Annotated[str, Field(min_length=1, max_length=100_000)] | None = None
+
+    def source(self) -> Any:
+        """What the type promises; None for plain text. Raises `BadInput` where it is missing."""
+        if self.type in ("text", "json_object"):
+            return None if self.type == "text" else {"type": "object"}
+        found = getattr(self, self.type)
+        if found is None:
+            raise BadInput(f"response_format of type {self.type} needs the field {self.type}")
+        return found.schema_ if self.type == "json_schema" else found
+
+
 class Sampling(Model):
     """What both endpoints take. `outrider` asks for tokens' origins in the answer, `return_token_ids` for token ids."""
 
@@ -59,6 +83,7 @@ class Sampling(Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     speculation: Speculation | None = None
+    response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     outrider: bool | None = None
 
@@ -161,8 +186,6 @@ class CompletionRequest(Sampling):
 
 
 def _token(key: str) -> int:
-    from ..errors import BadInput
-
     if not key.isascii() or not key.isdecimal() or len(key) > 10:
         raise BadInput(f"logit_bias maps token ids to numbers, {key[:40]!r} is no token id")
     return int(key)
