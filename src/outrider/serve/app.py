@@ -21,6 +21,7 @@ from ..config import SamplingParams
 from ..llm import LLM
 from ..types import Request as Sample
 from . import faults
+from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
 from .grammar import Grammars
@@ -29,6 +30,7 @@ from .replies import ChatReply, CompletionReply, Context
 from .schema import ChatRequest, CompletionRequest, Sampling
 from .settings import Settings
 from .stream import Answer
+from .tools import Prompter, offered, required
 from .worker import Worker
 
 VERSION = metadata.version("outrider")
@@ -60,6 +62,7 @@ class House:
         self.name = settings.served_name or llm.name
         self.created = int(time.time())
         self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name)
+        self.prompter = Prompter(llm.tokenizer)
         self.grammars = Grammars(llm.tokenizer)
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
 
@@ -88,6 +91,9 @@ class House:
 
     def grammar(self, body: Sampling) -> str | None:
         """The compiled form of the answer, if one was asked for. Raises `BadInput`."""
+        call = required(body) if isinstance(body, ChatRequest) else None
+        if call is not None:
+            return self.grammars.compile("grammar", call)
         source = None if body.response_format is None else body.response_format.source()
         if source is None or body.response_format is None:
             return None
@@ -148,14 +154,15 @@ def _api(house: House) -> APIRouter:
         house.check(body)
         if house.settings.log_prompts:
             request.state.noted["prompt"] = [m.plain() for m in body.messages]
-        seed = seeded(body)
+        seed, form = seeded(body), house.prompter.form if offered(body) else None
+        if form not in (None, Form.HERMES):
+            body.skip_special_tokens = False  # the marks of a call are special tokens
 
         def prepare() -> list[Sample]:
-            ids = house.llm.tokenizer.chat([m.plain() for m in body.messages])
-            return house.samples(ids, body.params, house.grammar(body))
+            return house.samples(house.prompter.encode(body), body.params, house.grammar(body))
 
         job = house.worker.submit(await house.aside(prepare))
-        return Answer(house.worker, job, ChatReply(house.context, body, job, seed), bool(body.stream))
+        return Answer(house.worker, job, ChatReply(house.context, body, job, seed, form), bool(body.stream))
 
     @api.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:

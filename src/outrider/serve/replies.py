@@ -12,6 +12,7 @@ from ..results import Chunk
 from ..text import TextStream
 from ..types import Logprob
 from . import figures
+from .calls import Call, Calls, Form, Part
 from .faults import Fault
 from .places import chat_place, completion_places
 from .schema import ChatRequest, CompletionRequest, Sampling
@@ -36,6 +37,9 @@ class Choice:
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self.pieces = Pieces(decode)
         self.text: list[str] = []
+        self.parser: Calls | None = None
+        self.calls: list[Call] = []
+        self.news: list[Part] = []
         self.token_ids: list[int] = []
         self.rows: list[tuple[Logprob, ...]] = []
         self.marks: list[Json] = []
@@ -44,13 +48,19 @@ class Choice:
         self.finish: str | None = None
 
     def add(self, chunk: Chunk) -> None:
-        self.text.append(chunk.text)
+        """Note a share of a round; `news` is what it adds, with calls told apart from text."""
+        self.news = [chunk.text] if self.parser is None else self.parser.feed(chunk.text)
+        if self.parser is not None and chunk.result is not None:
+            self.news += self.parser.close()
+        self.text += [part for part in self.news if isinstance(part, str)]
+        self.calls += [part for part in self.news if isinstance(part, Call)]
         self.token_ids += chunk.token_ids
         self.rows += chunk.logprobs or ()
         if chunk.token_ids:
             self.rounds += 1
         if chunk.result is not None:
-            self.finish = chunk.result.finish_reason
+            ended = chunk.result.finish_reason
+            self.finish = "tool_calls" if self.calls and ended == "stop" else ended
             if self.finish == "error":
                 raise Fault(500, chunk.result.error or "the model gave no valid scores", "generation_failed")
 
@@ -144,10 +154,16 @@ class Reply:
 
 
 class ChatReply(Reply):
-    """`chat.completion` and `chat.completion.chunk`."""
+    """`chat.completion` and `chat.completion.chunk`. `form`: how tool calls are written, where there may be any."""
 
     prefix, noun, stream_noun = "chatcmpl", "chat.completion", "chat.completion.chunk"
     body: ChatRequest
+
+    def __init__(self, context: Context, body: ChatRequest, job: Job, seed: int, form: Form | None = None) -> None:
+        super().__init__(context, body, job, seed)
+        if form is not None:
+            for choice in self.choices:
+                choice.parser = Calls(form)
 
     def events(self, choice: int, chunk: Chunk) -> list[Json]:
         known, made = self.choices[choice], []
@@ -158,16 +174,24 @@ class ChatReply(Reply):
             made.append(self._event(choice, opening))
         known.opened = True
         extras = self._extras(choice, chunk)
-        if chunk.text or chunk.logprobs or any(extras.values()):
-            content = {"delta": {"content": chunk.text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
+        text = "".join(part for part in known.news if isinstance(part, str))
+        if text or chunk.logprobs or any(extras.values()):
+            content = {"delta": {"content": text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
             made.append(self._event(choice, content | extras))
+        before = len(known.calls) - sum(isinstance(part, Call) for part in known.news)
+        for index, call in enumerate(known.calls[before:], before):
+            delta = {"tool_calls": [{"index": index, **call.as_json()}]}
+            made.append(self._event(choice, {"delta": delta, "logprobs": None, "finish_reason": None}))
         if chunk.result is not None:
             made.append(self._event(choice, {"delta": {}, "logprobs": None, "finish_reason": known.finish}))
         return made
 
     def _choice(self, index: int) -> Json:
         known = self.choices[index]
-        message = {"role": "assistant", "content": "".join(known.text), "refusal": None}
+        text = "".join(known.text)
+        message: Json = {"role": "assistant", "content": text, "refusal": None}
+        if known.calls:
+            message |= {"content": text or None, "tool_calls": [call.as_json() for call in known.calls]}
         rows = known.rows if self.body.logprobs else None
         made = {"index": index, "message": message, "logprobs": self._logprobs(rows), "finish_reason": known.finish}
         prompt = {"prompt_token_ids": self.prompt_ids(index)} if self.body.return_token_ids else {}

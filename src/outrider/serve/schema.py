@@ -128,8 +128,45 @@ class Part(Model):
     text: Text
 
 
+class Function(Model):
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    description: Annotated[str, Field(max_length=100_000)] | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(Model):
+    """A function that the model may ask the client to call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Model):
+    name: Annotated[str, Field(max_length=200)]
+
+
+class ToolChoice(Model):
+    type: Literal["function"]
+    function: Named
+
+
+class Called(Model):
+    name: Annotated[str, Field(max_length=200)]
+    arguments: Text = ""
+
+
+class ToolCall(Model):
+    """A call of an earlier turn."""
+
+    id: Annotated[str, Field(max_length=1000)] | None = None
+    type: Literal["function"] = "function"
+    function: Called
+
+
 class Message(Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=1000)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=1000)] | None = None
     content: Text | Annotated[list[Part], Field(max_length=1000)] | None = None
     name: Annotated[str, Field(max_length=1000)] | None = None
 
@@ -145,6 +182,8 @@ class ChatRequest(Sampling):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
+    tools: Annotated[list[Tool], Field(max_length=1000)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
