@@ -26,6 +26,7 @@ from .edge import Edge, StrictRoute
 from .faults import Fault
 from .grammar import Grammars
 from .meters import Meters
+from .page import page
 from .replies import ChatReply, CompletionReply, Context
 from .schema import ChatRequest, CompletionRequest, Sampling
 from .settings import Settings
@@ -123,6 +124,8 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     app.state.settings, app.state.house = house.settings, house
     app.include_router(_api(house))
     app.include_router(_health(house, meters))
+    if house.settings.page:
+        app.include_router(page())
     app.add_exception_handler(Fault, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

@@ -10,7 +10,7 @@ from typing import Any
 from ..cli.pieces import Mark, Pieces
 from ..results import Chunk
 from ..text import TextStream
-from ..types import Logprob
+from ..types import NONE, Logprob
 from . import figures
 from .calls import Call, Calls, Form, Part
 from .faults import Fault
@@ -65,7 +65,8 @@ class Choice:
                 raise Fault(500, chunk.result.error or "the model gave no valid scores", "generation_failed")
 
     def mark(self, chunk: Chunk) -> Json:
-        """Where the text of a round comes from: `[text, origin]` pairs, origin one of draft, target, bonus, rejected."""
+        """Where the text of a round comes from: `[text, origin]` pairs, origin one of draft, target, bonus, rejected. The counts
+        are of tokens; `rejected` along the first branch only."""
         shown, before = [], None
         for text, mark in self.pieces.take(chunk):
             name = "draft" if mark is Mark.ACCEPTED else "rejected" if mark is Mark.REJECTED else "target"
@@ -73,7 +74,9 @@ class Choice:
                 name = "bonus"
             shown.append([text, name])
             before = name
-        return {"round": self.rounds, "pieces": shown}
+        accepted = sum(origin != NONE for origin in chunk.origins)
+        counts = {"tokens": len(chunk.token_ids), "accepted": accepted, "rejected": len(chunk.rejected)}
+        return {"round": self.rounds, **counts, "pieces": shown}
 
 
 class Reply:
