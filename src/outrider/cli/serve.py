@@ -73,20 +73,28 @@ def serve(
     if draft == HELP:
         typer.echo(describe_drafters())
         return
+    _run(ctx.params)
+
+
+def _run(given: Mapping[str, Any]) -> None:
+    """Listen first, so that a port in use is found out before a model is loaded for it."""
     try:
         from ..serve import server, settings
     except ImportError as error:
         raise OutriderError(f"the server needs {error.name or error}: pip install 'outrider[serve]'") from None
     from ..serve.logs import configure
 
-    values = _values(ctx.params)
+    values = _values(given)
     chosen = settings.settings(values)
+    options = o.ModelOptions.of(
+        {name: settings.typed(name, values[name], MODEL_KINDS[name]) for name in MODEL_KINDS.keys() & values.keys()}
+    )
     unknown = set(values) - set(settings.KINDS) - set(MODEL_KINDS)
     if unknown:
-        raise BadInput(f"unknown option in {config}: {', '.join(sorted(unknown))}")
+        raise BadInput(f"unknown option in {given['config']}: {', '.join(sorted(unknown))}")
     sock = server.bind(chosen.host, chosen.port)
     configure()
-    with sock, loaded(o.ModelOptions.of(values)) as llm:
+    with sock, loaded(options) as llm:
         _warn(chosen)
         failed = server.serve(llm, chosen, lambda url: _greet(llm, chosen, url), sock)
     if failed is not None:

@@ -122,6 +122,7 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     """The application, without the thread that runs the engine: `worker.start` is the caller's."""
     app = FastAPI(title="Outrider", version=VERSION, docs_url="/docs", redoc_url=None)
     app.state.settings, app.state.house = house.settings, house
+    app.include_router(_models(house))
     app.include_router(_api(house))
     app.include_router(_health(house, meters))
     if house.settings.page:
@@ -136,8 +137,8 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     return app
 
 
-def _api(house: House) -> APIRouter:
-    api = APIRouter(route_class=StrictRoute, prefix="/v1", responses=ERRORS)
+def _models(house: House) -> APIRouter:
+    api = APIRouter(prefix="/v1", responses=ERRORS)
 
     @api.get("/models")
     async def models() -> dict[str, Any]:
@@ -150,6 +151,12 @@ def _api(house: House) -> APIRouter:
         if name != house.name:
             raise Fault(404, f"model {name[:200]!r} is not served here; use {house.name!r}", "model_not_found", "model")
         return _card(house)
+
+    return api
+
+
+def _api(house: House) -> APIRouter:
+    api = APIRouter(route_class=StrictRoute, prefix="/v1", responses=ERRORS)
 
     @api.post("/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:

@@ -95,7 +95,7 @@ def merged(given: Mapping[str, Any], *below: Mapping[str, Any]) -> dict[str, Any
 
 def settings(values: Mapping[str, Any]) -> Settings:
     """From values by name; those that are no settings are left alone. Raises `BadInput` for a wrong type."""
-    chosen = {f.name: _typed(f.name, values[f.name], KINDS[f.name]) for f in fields(Settings) if f.name in values}
+    chosen = {f.name: typed(f.name, values[f.name], KINDS[f.name]) for f in fields(Settings) if f.name in values}
     return Settings(**chosen)
 
 
@@ -129,7 +129,8 @@ def _read(name: str, text: str, kind: type) -> Any:
         raise BadInput(f"{name} must be a {kind.__name__}, got {text!r}") from None
 
 
-def _typed(name: str, value: Any, kind: type) -> Any:
+def typed(name: str, value: Any, kind: type) -> Any:
+    """`value` if it is of its kind. Raises `BadInput`."""
     if kind is tuple:
         items = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else None
         if items is None or any(not isinstance(item, str) for item in items):
