@@ -67,7 +67,6 @@ BODIES: list[tuple[str, dict[str, Any], int, str]] = [
     (CHAT, {"messages": HELLO, "speculation": {"draft": "telepathy"}}, 400, "telepathy"),
     (CHAT, {"messages": HELLO, "speculation": {"depth": -1}}, 400, "depth"),
     (CHAT, {"messages": HELLO, "speculation": {"accept": "always"}}, 400, "always"),
-    (CHAT, {"messages": [{"role": "tool", "content": "x"}]}, 400, "no tools here"),
     (CHAT, {"messages": [{"role": "user", "content": "hello " * 200}]}, 400, "context"),
     (TEXT, {}, 400, "prompt"),
     (TEXT, {"prompt": ""}, 400, "empty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import os
 import random
@@ -194,6 +195,21 @@ def test_draining_finishes_what_runs(load: Callable[..., LLM]) -> None:
                 assert other.get("/health").status_code == 503
             rest = [line for line in rows if line]
         assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+
+
+def test_the_load_test(server: Running) -> None:
+    """Its short form: 40 clients, a third of whom leave; what it would report."""
+    script = Path(__file__).parents[2] / "benchmarks" / "load_test.py"
+    spec = importlib.util.spec_from_file_location("load_test", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["load_test"] = module
+    spec.loader.exec_module(module)
+    plan = module.Plan(40, 60.0, 80, 16, 1.0, 0.3, 10)
+    found, seconds = asyncio.run(module.run(server.url, plan, True, os.getpid()))
+    figures = module.summary(found, seconds)
+    assert figures["errors"] == figures["differences"] == 0 and figures["compared"] == 10
+    assert figures["answers"] + figures["left"] == 80 and figures["left"] > 0
 
 
 @pytest.mark.slow
