@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from outrider import LLM
 from outrider.serve import server as server_module
 from outrider.serve.edge import parse
 from outrider.serve.faults import Fault
+from outrider.serve.schema import ChatRequest, CompletionRequest
 
 from .conftest import KEY, Running, running
 
@@ -173,6 +175,49 @@ def _slowly(server: Running, head: bytes) -> bytes:
             except ConnectionError:
                 return said
     raise AssertionError("the server waits for ever")
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    0.5,
+    1e-300,
+    2**31,
+    2**63,
+    "",
+    "x",
+    "\u0000",
+    "none",
+    "é" * 50,
+    [],
+    [0],
+    ["x"],
+    {},
+]
+JUNK += [{"x": 1}, [[1]], [None], {"type": "json_object"}, {"type": "regex", "regex": "a*"}, {"draft": "none"}, {"5": 1.5}, 2**70]
+
+
+def test_fuzz(server: Running) -> None:
+    """Bodies with one to three fields replaced by anything: an answer or a 4xx, never a failure of the server."""
+    rng = random.Random(0)
+    seen = set()
+    shapes = {CHAT: (ChatRequest, {"messages": HELLO}), TEXT: (CompletionRequest, {"prompt": "hello"})}
+    for _ in range(500):
+        path = rng.choice([CHAT, TEXT])
+        model, body = shapes[path]
+        names = rng.sample(sorted(model.model_fields), rng.randrange(1, 4))
+        asked = {"max_tokens": 3, **body, **{name: rng.choice(JUNK) for name in names}}
+        response = server.post(path, asked)
+        seen.add(response.status_code)
+        assert response.status_code in (200, 400, 404), (asked, response.text)
+        if response.status_code != 200:
+            fails(response, response.status_code)
+        assert '{"error"' not in response.text or response.status_code != 200, (asked, response.text)
+    assert {200, 400} <= seen
 
 
 def test_strict_json() -> None:

@@ -14,10 +14,11 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from .. import noise
 from ..config import SamplingParams
+from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..types import Request as Sample
 from . import faults
@@ -46,12 +47,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         408: "The request took too long to arrive.",
         413: "The body is too large.",
         415: "The body is no JSON.",
-        422: "Not used: such errors are 400.",
         429: "The queue is full.",
         500: "The engine failed.",
         503: "The server is shutting down.",
     }.items()
-    if status != 422
 }
 
 
@@ -98,6 +97,8 @@ class House:
         source = None if body.response_format is None else body.response_format.source()
         if source is None or body.response_format is None:
             return None
+        if body.min_tokens:
+            raise BadInput("min_tokens and response_format exclude each other: an answer ends where its form does")
         return self.grammars.compile(body.response_format.type, source)
 
     def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: str | None) -> list[Sample]:
@@ -128,6 +129,7 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     if house.settings.page:
         app.include_router(page())
     app.add_exception_handler(Fault, _fault)
+    app.add_exception_handler(OutriderError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     if house.settings.cors_origins:
@@ -228,7 +230,7 @@ def _health(house: House, meters: Meters) -> APIRouter:
         found = {"status": status, "model": house.name, "drafter": house.llm.drafter_name, "open": worker.open}
         return JSONResponse(found | ({"reason": worker.failed} if worker.failed else {}), 200 if status == "ok" else 503)
 
-    @about.get("/metrics")
+    @about.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Prometheus' text format."""
         return Response(meters.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
