@@ -13,6 +13,7 @@ import jinja2.meta
 from ..errors import BadInput
 from ..models.tokenizer import TextTokenizer
 from .calls import CLOSE, OPEN, Form
+from .grammar import BLANKS
 from .schema import ChatRequest, Message, Tool
 
 Json = dict[str, Any]
@@ -68,12 +69,14 @@ def required(body: ChatRequest) -> str | None:
         raise BadInput("tool_choice asks for a call, but there are no tools")
     if body.response_format is not None and body.response_format.type != "text":
         raise BadInput("tool_choice that asks for a call and response_format exclude each other")
-    shape = {"anyOf": [_shape(tool) for tool in tools]}
+    shape = {"anyOf": [_shape(tool) for tool in tools], "x-guidance": {"whitespace_pattern": BLANKS}}
     return f'start: "{OPEN}\\n" call "\\n{CLOSE}"\ncall: %json {json.dumps(shape)}\n'
 
 
 def _shape(tool: Tool) -> Json:
-    properties = {"name": {"const": tool.function.name}, "arguments": tool.function.parameters or {"type": "object"}}
+    """A call's schema. Arguments that the tool does not describe are allowed only where it says so."""
+    arguments = {"type": "object", "additionalProperties": tool.function.parameters is None, **(tool.function.parameters or {})}
+    properties = {"name": {"const": tool.function.name}, "arguments": arguments}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
