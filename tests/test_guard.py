@@ -225,7 +225,7 @@ def test_a_request_that_wants_plain_decoding_gets_it_from_an_eager_drafter() -> 
     assert tuple(map(tuple, outputs)) == plain() and made[0].stats.drafted == 0
 
 
-@pytest.mark.parametrize("kind", ["rows are missing", "rows of another pass", "no such layer"])
+@pytest.mark.parametrize("kind", ["rows of another pass", "no such layer"])
 def test_exit_states_that_do_not_cover_the_pass(kind: str) -> None:
     class Sloppy(probes.Exiter):
         name = "sloppy"
@@ -234,8 +234,6 @@ def test_exit_states_that_do_not_cover_the_pass(kind: str) -> None:
             made = super().propose(batch, budget)
             resume = made.resume
             assert resume is not None
-            if kind == "rows are missing":
-                return replace(made, resume=replace(resume, parts=resume.parts[:-1]))
             if kind == "no such layer":
                 return replace(made, resume=Resume(9, resume.parts))
             rows = resume.parts[0].rows

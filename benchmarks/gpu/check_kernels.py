@@ -320,7 +320,7 @@ def main() -> None:
         "triton": triton.__version__,
         "python": platform.python_version(),
         "commit": args.commit,
-        "tuning": {name: getattr(TUNING, name) for name in ("tile", "split", "warps", "stages", "most")},
+        "tuning": {name: getattr(TUNING, name) for name in ("split", "warps", "stages", "most", "ahead")},
         "checks": book.checks,
         "parts_seconds": {},
         "sections": book.sections,

@@ -1,6 +1,6 @@
 """Speed on a GPU: one request and many, plain and drafted, against transformers' generate; every figure with its own baseline.
 
-    PYTHONPATH=src:. python benchmarks/gpu/speed.py --parts single,synthetic,batch --json speed_gpu.json
+    PYTHONPATH=src:. python benchmarks/gpu/speed.py --parts single,synthetic,crowd --json speed_gpu.json
 
 Random weights of named shapes for 8B and 1.5B (token ids, no text); the embedded model with text for SmolLM2, whose file
 `OUTRIDER_MODEL` may name. What a part measures is said in its function.
@@ -9,11 +9,13 @@ Random weights of named shapes for 8B and 1.5B (token ids, no text); the embedde
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
+import itertools
 import json
 import os
 import platform
-import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,31 +28,17 @@ from benchmarks.gpu.passes import rounds
 from benchmarks.gpu.shapes import World, model, prompt, request
 
 from outrider import LLM, SamplingParams
+from outrider.bench import workloads
 from outrider.bench.prompts import PROMPTS
 from outrider.drafters.none import NoDrafter
+from outrider.drafters.synthetic import Synthetic
+from outrider.models.hf import truncate
 from outrider.protocols import Drafter
-from outrider.types import Batch, Budget, Proposal
 
 EMBEDDED = os.environ.get("OUTRIDER_MODEL", "smollm2-135m-instruct")
 RATES, DEPTHS = (0.6, 0.8, 0.9), (3, 5, 8)
-
-
-class Replay(Drafter):
-    """Not a real drafter: it knows the plain answers and spoils each guess with probability 1 - `rate`."""
-
-    name = "replay"
-
-    def __init__(self, answers: dict[tuple[int, ...], list[int]], rate: float, depth: int) -> None:
-        self.answers, self.rate, self.depth, self.nodes = answers, rate, depth, depth
-        self.random = random.Random(1)
-
-    def propose(self, batch: Batch, budget: Budget) -> Proposal:
-        return Proposal.chains([self.guess(r, d) for r, d in zip(batch.requests, budget.depth, strict=True)])
-
-    def guess(self, r: Any, depth: int) -> list[int]:
-        answer = self.answers[tuple(r.tokens[: r.prompt_len])]
-        at = len(r.tokens) - r.prompt_len
-        return [t if self.random.random() < self.rate else (t + 1) % 1000 for t in answer[at : at + depth]]
+Answer = tuple[list[int], SamplingParams, list[int]]
+"""Prompt, parameters, what was written."""
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -79,10 +67,10 @@ def write(world: World, drafter: Drafter, lengths: tuple[int, int], count: int =
     return seconds / tokens, many
 
 
-def generate(made: Any, length: int, tokens: int, **options: Any) -> float:
-    """Seconds per token of transformers' own generate, its first token excluded."""
+def generate(made: Any, ids: Any, tokens: int, **options: Any) -> float:
+    """Seconds per token of transformers' own generate on a prompt, its first token excluded."""
     made.set_attn_implementation("sdpa")
-    ids = torch.tensor([prompt(length, 0)], device="cuda")
+    ids = torch.tensor([ids], device="cuda")
     common: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
 
     def run(count: int) -> float:
@@ -101,25 +89,27 @@ def single(name: str, args: argparse.Namespace) -> dict[str, Any]:
     world = World(made, name)
     passed = rounds(world, 512, 1)["median"] / 1000
     write(world, NoDrafter(), (512, 32))
-    plain, answers = [], {}
+    plain: list[float] = []
+    answer: Answer | None = None
     for _ in range(args.repeats):
         seconds, many = write(world, NoDrafter(), (512, 256))
         plain.append(seconds)
-        answers[tuple(many[0].tokens[:512])] = many[0].output
+        answer = (many[0].tokens[:512], many[0].params, many[0].output)
     out: dict[str, Any] = {"pass_ms": passed * 1000, "plain_ms": spread([p * 1000 for p in plain])}
     out["plain_x_pass"] = passed / median(plain)
     print(
         f"{name}: pass {passed * 1e3:.3f} ms, plain {median(plain) * 1e3:.3f} ms per token, {out['plain_x_pass']:.3f}", flush=True
     )
     if "hf" in args.parts:
-        eager = generate(made, 512, 34)
+        eager = generate(made, prompt(512, 0), 34)
         out["transformers_ms"], out["against_transformers"] = eager * 1000, eager / median(plain)
         print(f"   transformers eager {eager * 1e3:.2f} ms per token: {eager / median(plain):.2f}x", flush=True)
     if "compiled" in args.parts:
         out |= compiled(made, median(plain))
-    for rate in RATES if "synthetic" in args.parts else ():
-        for depth in DEPTHS:
-            out[f"replay/{rate}/{depth}"] = replayed(world, answers, (rate, depth), args.repeats)
+    for rate, depth in itertools.product(RATES, DEPTHS) if "synthetic" in args.parts and answer else ():
+        drafter = Synthetic(Synthetic.Config(rate=rate, depth=depth))
+        drafter.record(*answer)
+        out[f"replay/{rate}/{depth}"] = replayed(world, drafter, answer[2], args.repeats)
     del world, made
     gc.collect()
     torch.cuda.empty_cache()
@@ -129,7 +119,7 @@ def single(name: str, args: argparse.Namespace) -> dict[str, Any]:
 def compiled(made: Any, plain: float) -> dict[str, Any]:
     """transformers' generate with its static cache, compiled."""
     try:
-        seconds, per = timed(lambda: generate(made, 512, 66, cache_implementation="static"))
+        seconds, per = timed(lambda: generate(made, prompt(512, 0), 66, cache_implementation="static"))
         print(
             f"   transformers compiled {per * 1e3:.2f} ms per token: {per / plain:.2f}x (ready after {seconds:.0f} s)", flush=True
         )
@@ -138,24 +128,53 @@ def compiled(made: Any, plain: float) -> dict[str, Any]:
         return {"compiled_error": repr(error)[:300]}
 
 
-def replayed(world: World, answers: dict[tuple[int, ...], list[int]], how: tuple[float, int], repeats: int) -> dict[str, Any]:
+def replayed(world: World, drafter: Synthetic, answer: list[int], repeats: int) -> dict[str, Any]:
+    """The recorded answer again, interleaved with plain decoding."""
     ratios = []
-    write(world, Replay(answers, *how), (512, 40))
+    write(world, drafter, (512, 40))
     for _ in range(repeats):
         plain, _ = write(world, NoDrafter(), (512, 256))
-        seconds, many = write(world, Replay(answers, *how), (512, 256))
+        seconds, many = write(world, drafter, (512, 256))
         stats = many[0].stats
         tau = stats.tokens / stats.rounds
         ideal = tau / (1 + stats.draft_seconds / stats.rounds / plain)
-        assert many[0].output == answers[tuple(many[0].tokens[:512])]
+        assert many[0].output == answer
         ratios.append((plain / seconds, ideal, tau, stats.draft_seconds / stats.rounds * 1e3))
     speedup, ideal, tau, draft = (median(column) for column in zip(*ratios, strict=True))
     share = spread([a / b for a, b, _, _ in ratios])
-    print(
-        f"   replay {how}: tau {tau:.2f}, {speedup:.2f}x of ideal {ideal:.2f}: {share['median']:.3f}, draft {draft:.3f} ms",
-        flush=True,
-    )
+    how = f"{drafter.config.rate}, {drafter.depth} deep"
+    print(f"   replay {how}: tau {tau:.2f}, {speedup:.2f}x of {ideal:.2f}: {share['median']:.3f}, draft {draft:.3f} ms")
     return {"speedup": speedup, "ideal": ideal, "tau": tau, "draft_ms": draft, "share": share}
+
+
+def assisted(args: argparse.Namespace) -> dict[str, Any]:
+    """The embedded model, one request that quotes its prompt: transformers' assisted generation and ours, with the same n-gram
+    lookup (10 tokens) and the same draft model (the first 6 layers, 4 tokens), all greedy, the same 192 tokens."""
+    llm = LLM(EMBEDDED, draft="none", control="fixed", device="cuda", max_model_len=2048)
+    made: Any = llm._target.decoder.model
+    small = truncate(copy.deepcopy(made), 6)
+    small.set_attn_implementation("sdpa")
+    ids = workloads.built_in()["repetitive"].prompts[0].encode(llm.tokenizer)
+    out: dict[str, Any] = {}
+    for label, draft, options in (
+        ("plain", "none", {}),
+        ("ngram", "ngram:max=4,min=2,depth=10", {"prompt_lookup_num_tokens": 10, "max_matching_ngram_size": 4}),
+        ("draft model", f"draft_model:path={EMBEDDED},layers=6,depth=4", {"assistant_model": small, "num_assistant_tokens": 4}),
+    ):
+        llm.switch(draft, control="fixed")
+        params = SamplingParams(temperature=0.0, max_tokens=192, ignore_eos=True, seed=1)
+        llm.generate([ids], params)
+        ours = [_writing(llm.generate([ids], params)[0].stats) for _ in range(args.repeats)]
+        theirs = [generate(made, ids, 192, **options) for _ in range(args.repeats)]
+        out[label] = {"ours_ms": spread([1e3 * s for s in ours]), "theirs_ms": spread([1e3 * s for s in theirs])}
+        out[label]["times_as_fast"] = median(theirs) / median(ours)
+        print(f"assisted, {label}: {out[label]['times_as_fast']:.1f}x ({1e3 * median(ours):.3f} ms per token)", flush=True)
+    return out
+
+
+def _writing(stats: Any) -> float:
+    """Seconds per token after the first."""
+    return float((stats.seconds - stats.first_token_seconds) / (stats.tokens - 1))
 
 
 def crowd(args: argparse.Namespace) -> dict[str, Any]:
@@ -222,7 +241,7 @@ def first_token(args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="single,hf,synthetic,crowd,texts,first")
+    parser.add_argument("--parts", default="single,hf,synthetic,crowd,texts,first,assisted")
     parser.add_argument("--shapes", default="SmolLM2-135M,1.5B,8B")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", default="speed_gpu.json")
@@ -236,8 +255,14 @@ def main() -> None:
         "python": platform.python_version(),
         "commit": args.commit,
     }
+    out["command"] = " ".join(("python", *sys.argv))
     parts: dict[str, Callable[[], Any]] = {f"single/{n}": lambda n=n: single(n, args) for n in args.shapes.split(",")}
-    parts |= {"crowd": lambda: crowd(args), "texts": lambda: texts(args), "first": lambda: first_token(args)}
+    parts |= {
+        "crowd": lambda: crowd(args),
+        "texts": lambda: texts(args),
+        "first": lambda: first_token(args),
+        "assisted": lambda: assisted(args),
+    }
     for name, part in parts.items():
         if name.split("/")[0] in args.parts:
             try:

@@ -137,7 +137,7 @@ class Engine:
 
     def _blind(self, pending: Pending) -> bool:
         """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""
-        free = self.drafter.blind or self.controller.resting
+        free = not self.drafter.reads and (self.drafter.blind or self.controller.resting)
         return pending.answer is not None and free and self.scheduler.calm(pending.batch)
 
     def release(self, request: Request) -> None:

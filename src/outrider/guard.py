@@ -48,6 +48,11 @@ class Guard:
         """Whether guesses need nothing that only the host learns when a round is read."""
         return not self.working or bool(getattr(self.drafter, "blind", False))
 
+    @property
+    def reads(self) -> bool:
+        """Whether the drafter reads the target's states of every round, which it must be able to place."""
+        return self.working and bool(self.drafter.needs.features)
+
     def start(self, start: Start) -> None:
         """Start the drafter; what is the user's to mend (a mismatch, a missing model) is raised."""
         try:
@@ -73,10 +78,10 @@ class Guard:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None
         self._starved.discard("propose")
-        if sound and proposal.tokens.device.type != "cpu" and proposal.linear:
+        if sound and _unseen(proposal):
             return self._put_right(proposal)
         if sound:
-            return _tidy(self._own(proposal)) if any(proposal.widths) else None
+            return _tidy(self._own(proposal)) if any(proposal.widths) or proposal.resume is not None else None
         self._strikes += 1
         if self._strikes >= _PATIENCE:
             self._stop(
@@ -123,9 +128,13 @@ class Guard:
         return replace(proposal, tokens=tokens, parents=parents, sizes=sizes, source=source)
 
     def _put_right(self, proposal: Proposal) -> Proposal:
-        """Chains on a device: nobody waits to see whether tokens and sizes are possible, they are made so."""
+        """Guesses on a device: nobody waits to see whether they are possible. Chains are made so; a tree that is not is cut down
+        to nothing."""
         most = torch.tensor(proposal.widths).to(proposal.sizes.device, non_blocking=True)
         sizes = torch.minimum(proposal.sizes.clamp(min=0), most)
+        if not proposal.linear:
+            sound = replace(proposal, sizes=sizes)
+            return _tidy(replace(sound, sizes=sizes.where(tree.validate(sound, self._vocab), 0)))
         columns = torch.arange(-1, proposal.columns - 1, device=proposal.sizes.device).expand_as(proposal.parents)
         tokens, source = proposal.tokens.clamp(0, self._vocab - 1), proposal.source.clamp(min=PROBE)
         return replace(proposal, tokens=tokens, parents=columns, source=source, sizes=sizes)
@@ -139,7 +148,7 @@ class Guard:
         if proposal.tokens.dim() == 2 and proposal.columns > max(budget.nodes):
             return False
         fits = all(w <= min(room, nodes) for w, room, nodes in limits)
-        if proposal.tokens.device.type != "cpu" and proposal.linear and proposal.q is None:
+        if _unseen(proposal):
             return fits and tree.well_formed(proposal)  # the rest is put right without waiting for the device
         return fits and (not any(proposal.widths) or bool(tree.validate(proposal, self._vocab).all()))
 
@@ -151,6 +160,11 @@ class Guard:
             self.on_stop()
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors; the run goes on all the same
             warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)
+
+
+def _unseen(proposal: Proposal) -> bool:
+    """Whether the guesses are where looking at them would mean waiting."""
+    return proposal.tokens.device.type != "cpu" and proposal.q is None
 
 
 @contextlib.contextmanager

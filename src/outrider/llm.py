@@ -35,7 +35,8 @@ class LLM:
     are lossy: results then say `lossless=False`). `device` and `dtype`: `auto` means a GPU in bfloat16 if there is one, else
     CPU in float32. `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`:
     `paged`, or `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of
-    what shares its pass, at some cost. `prefix_cache`: prompts that begin alike share the work. `progress` hears one line per
+    what shares its pass, at some cost. `prefix_cache`: prompts that begin alike share the work. `quantize`: `none`, `int8` or
+    `int4`: the layers' weights are rounded to 8 or 4 bits (another model then, exact all the same). `progress` hears one line per
     slow step of loading.
 
     Raises `OutriderError`s that say what to do; nothing is downloaded except for a hub id.
@@ -55,6 +56,7 @@ class LLM:
         cache: str = "paged",
         invariant: bool = False,
         prefix_cache: bool = True,
+        quantize: str = "none",
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
@@ -62,7 +64,7 @@ class LLM:
         controllers.check(control)
         self.control = control
         drafter = registry.parse(self._pick(draft))
-        setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache)
+        setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
         parts = assemble(setup, drafter, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
         self._prefix_cache, self._pool = prefix_cache, parts.start.pool

@@ -15,10 +15,11 @@ from .errors import BadInput, DrafterMismatch, OutOfMemory
 from .kernels import BLOCK
 from .models import weights
 from .models.fast import FastTarget
-from .models.footprint import check_room, footprint
+from .models.footprint import Form, check_room, footprint
 from .models.footprint import free_memory as free_memory
 from .models.hf import Decoder
 from .models.native import Native, fitting, supports
+from .models.quantize import check_scheme
 from .models.rows import anchors
 from .models.target import ModelTarget, View
 from .protocols import Cache, Drafter, KVNeed, Start
@@ -53,6 +54,7 @@ class Setup:
     cache: str
     invariant: bool
     prefix_cache: bool = True
+    quantize: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,10 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     check(setup)
     device = pick_device(setup.device)
     dtype = pick_dtype(setup.dtype, device)
+    check_scheme(setup.quantize, dtype)
     source = weights.fetch(weights.resolve(setup.model), progress)
-    check_room(source.name, footprint(source), dtype, device, drafter.memory(dtype)[0])
-    loaded = weights.load(source, dtype=dtype, device=str(device), progress=progress)
+    check_room(source.name, footprint(source), Form(dtype, setup.quantize), device, drafter.memory(dtype)[0])
+    loaded = weights.load(source, dtype=dtype, device=str(device), progress=progress, quantize=setup.quantize)
     decoder = make_decoder(loaded.model, loaded.name, setup.invariant, progress)
     max_len = pick_length(setup.max_model_len, decoder)
     cache = make_cache(setup, decoder, max_len, drafter)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .config import SamplingParams
-from .types import Batch, Budget, PassOutput, Proposal, Request, Scores, Slots, StepEvent, Verdict
+from .types import Batch, Budget, Part, PassOutput, Proposal, Request, Scores, Slots, StepEvent, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +121,15 @@ class TargetView(Protocol):
     """The target, lent to drafters that asked for it.
 
     `run` feeds the slots from `start` on (slot 0 stands for all pending tokens) through `layers` of the target, in
-    order, at their true positions. `hidden` continues from states of an earlier run instead of embeddings. KV goes where
-    verification will put it: `"scratch"` will be overwritten by the pass, `"shared"` promises that the layers ran are a prefix
-    of the model, so that `Proposal.resume` may skip them. Slots before `start` must have been run in this round.
+    order, at their true positions; a `Part` stands for a layer without its attention or its MLP. The batch may be some of the
+    round's requests. `hidden` continues from states of an earlier run instead of embeddings. KV goes where verification will
+    put it: `"scratch"` will be overwritten by the pass, `"shared"` promises that the layers ran are a prefix of the model, so
+    that `Proposal.resume` may skip them. Slots before `start` must have been run in this round.
+
+    `recall` reads the last `count` known tokens of a request once more through `layers`, over a copy of the KV, and gives raw
+    logits `[count, V]` of what follows each; None where memory does not allow it. `fingerprint` tells models, dtypes and kinds of
+    device apart, for what is measured on one and remembered. A drafter's own states of `kv="shared"` count until a run with
+    `"scratch"` writes over them.
     """
 
     vocab_size: int
@@ -132,16 +138,19 @@ class TargetView(Protocol):
     max_len: int
     device: torch.device
     sampler: DraftSampler
+    fingerprint: str
 
     def run(
         self,
         batch: Batch,
         nodes: Proposal,
-        layers: Sequence[int],
+        layers: Sequence[int | Part],
         start: int = 0,
         hidden: Tensor | None = None,
         kv: Literal["scratch", "shared"] = "scratch",
     ) -> PassOutput: ...
+
+    def recall(self, request: Request, layers: Sequence[int | Part], count: int) -> Tensor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,13 +263,33 @@ class Lesson:
 class Pupil(Protocol):
     """A drafter's weights while they are being trained. A drafter class that can be trained has a class method
     `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and
-    figures to show by name; `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
+    figures to show by name;
+    `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
 
     module: torch.nn.Module
     features: tuple[str, ...]
 
     def loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]: ...
     def save(self, directory: Path) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """An option to be searched for, from `low` to `high`, both included; `whole` numbers only, or any. 0 or 1 is a switch."""
+
+    name: str
+    low: float
+    high: float
+    whole: bool = True
+
+
+class Tunable(Protocol):
+    """A drafter class whose best options depend on model and machine: `knobs` lists what to search for a target of so many
+    layers, `guesses` gives values by knob to begin with, `options` turns values into options (as after `NAME:`)."""
+
+    def knobs(self, layers: int) -> tuple[Knob, ...]: ...
+    def guesses(self, layers: int) -> tuple[Mapping[str, float], ...]: ...
+    def options(self, values: Mapping[str, float]) -> dict[str, str]: ...
 
 
 class AcceptanceRule(Protocol):

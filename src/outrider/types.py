@@ -191,9 +191,18 @@ class PassOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A decoder layer of which one half may be left out; the residual stream then passes it by."""
+
+    layer: int
+    attention: bool = True
+    mlp: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
-    """States that let verification skip the layers below `layer`: outputs of partial runs with `kv="shared"` that
-    together cover every row of the pass (pending tokens and nodes)."""
+    """States that let verification skip the layers below `layer`: outputs of partial runs with `kv="shared"`. Rows of the pass
+    that none of them covers are run through those layers first."""
 
     layer: int
     parts: tuple[PassOutput, ...]

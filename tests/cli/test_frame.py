@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 
 import pytest
 
+from outrider.cli.guard import TALKATIVE, guarded
 from outrider.cli.options import DEFAULT_MODEL
 
 COMMANDS = ("generate", "chat", "demo", "audit", "doctor", "models", "version")
@@ -67,3 +69,10 @@ def test_the_default_model_is_the_engines():
     from outrider.models.weights import DEFAULT_MODEL as engines
 
     assert engines == DEFAULT_MODEL
+
+
+@pytest.mark.parametrize(("debug", "said"), [(False, ""), (True, "an extension is missing")])
+def test_remarks_of_libraries_are_for_debugging(debug, said, caplog):
+    logger = logging.getLogger(TALKATIVE[0])
+    guarded(lambda debug: logger.warning("an extension is missing"))(debug=debug)
+    assert [record.message for record in caplog.records] == ([said] if said else [])

@@ -42,7 +42,7 @@ def test_a_final_newline_is_not_doubled(run, script):
 
 def test_every_option_reaches_its_place(run, script):
     options = (
-        "--model m.gguf --draft ngram:max=5 --control adaptive --accept rejection --device cpu --dtype float32 "
+        "--model m.gguf --draft ngram:max=5 --control adaptive --accept rejection --device cpu --dtype float32 --quantize int8 "
         "--max-model-len 99 --max-tokens 9 "
         "--min-tokens 2 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --seed 3 --stop A --stop B --repetition-penalty 1.1 "
         "--frequency-penalty 0.2 --presence-penalty 0.3 --logit-bias 5=1.5 --logit-bias 7=-2 --bad-word ugly --ignore-eos --raw"
@@ -51,7 +51,7 @@ def test_every_option_reaches_its_place(run, script):
     assert script.loaded == {
         "model": "m.gguf", "draft": "ngram:max=5", "prefix_cache": True, "kv_tokens": None,
         "control": "adaptive", "accept": "rejection", "device": "cpu",
-        "dtype": "float32", "max_model_len": 99,
+        "dtype": "float32", "quantize": "int8", "max_model_len": 99,
     }  # fmt: skip
     [(prompt, params)] = script.asked
     assert prompt == "hi"

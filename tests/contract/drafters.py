@@ -79,12 +79,27 @@ def _pairs(match: str) -> Drafter:
     return made
 
 
+def _searching(answers: Answers) -> Drafter:
+    """Looks for better sets in every round."""
+    made = registry.parse("layer_skip:search=yes,window=3,attention=0,mlp=2,floor=0.2")
+    start = made.start
+
+    def started(about: Any) -> None:
+        start(about)
+        made._doses._clock = lambda: 0.0  # type: ignore[attr-defined]
+
+    made.start = started  # type: ignore[method-assign]
+    return made
+
+
 SPECIAL: dict[str, dict[str, Maker]] = {
     "hybrid": {
         "hybrid": _named("hybrid"),
         "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
         "hybrid:all": lambda answers: _hybrid(answers, False),
         "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:parts": _named("hybrid:members=early_exit(exit=2;floor=0;depth=3)+layer_skip(attention=1;depth=2)+suffix"),
+        "hybrid:parts,merge": _named("hybrid:merge=yes,members=early_exit(exit=1;floor=0)+layer_skip(mlp=1)+ngram(min=1)"),
         "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
     },
     "lookahead": {
@@ -107,6 +122,15 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
     },
     "synthetic": {"synthetic": _replaying},
+    "layer_skip": {
+        "layer_skip": _named("layer_skip"),
+        "layer_skip:sets": _named("layer_skip:attention=1,mlp=0+2,floor=0,depth=4"),
+        "layer_skip:search": _searching,
+    },
+    "early_exit": {
+        "early_exit": _named("early_exit"),
+        "early_exit:1": _named("early_exit:exit=1,floor=0,depth=7"),
+    },
 }
 
 PROBES: dict[str, Maker] = {

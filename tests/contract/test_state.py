@@ -14,7 +14,7 @@ from .. import tiny
 from .drafters import every
 from .test_text import OPTIONS, PROMPTS, answers, requests
 
-TRICKY = ("bushy", "draft_model:width=3", "owner", "exiter", "merger", "self", "replay:32")
+TRICKY = ("bushy", "draft_model:width=3", "owner", "exiter", "merger", "self", "replay:32", "early_exit:1", "layer_skip:search")
 
 
 @pytest.mark.parametrize("cache", ["paged", "slots"])

@@ -30,6 +30,9 @@ DRAFTS = (
     "suffix",
     "lookahead",
     "self:depth=4",
+    "layer_skip:floor=0,depth=3",
+    "layer_skip:search=yes,depth=3",
+    "early_exit:exit=24,depth=3",
     f"draft_model:path={MODEL},layers=10,depth=4",
     f"draft_model:path={MODEL},layers=10,depth=3,width=3",
 )

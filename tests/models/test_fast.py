@@ -22,11 +22,12 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.engine import Engine
 from outrider.guard import Guard
 from outrider.loading import start_for
-from outrider.models import hf, rows
-from outrider.protocols import Drafter
+from outrider.models import hf, rounds, rows
+from outrider.models.quantize import quantize
+from outrider.protocols import Drafter, Needs
 from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
-from outrider.types import Finish, Request
+from outrider.types import Batch, Finish, Proposal, Request, Scores, Verdict
 
 pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
@@ -50,10 +51,11 @@ def anchored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hf, "pack", lambda model: 0)
 
 
-def decoder(family: str, fused: bool, seed: int = 0) -> Any:
+def decoder(family: str, fused: bool, seed: int = 0, scheme: str = "none") -> Any:
     from outrider.models.native import Native
 
-    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=1).to(DEVICE)
+    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=1, intermediate_size=64).to(DEVICE)
+    quantize(made, scheme, DEVICE)
     return (Native if fused else hf.Decoder)(made, family)
 
 
@@ -108,6 +110,18 @@ def test_texts_are_those_of_plain_passes(family: str, fused: bool, name: str) ->
         assert world.target.machine.shapes
 
 
+@pytest.mark.parametrize("scheme", ["int8", "int4"])
+def test_texts_of_quantised_models(scheme: str) -> None:
+    """The fused decoder's joined weights give the text of transformers' own layers, whatever drafts."""
+    pytest.importorskip("torchao")
+    params = OPTIONS["sampled"]
+    own, plain = decoder("qwen3", True, scheme=scheme), World(decoder("qwen3", False, scheme=scheme))
+    expected = [r.output for r in plain.run(registry.parse("none"), params)]
+    assert len(own.products.tiles) == 4 and own.stack[0].qkv.bits == int(scheme[3:])
+    for spec in ("none", "ngram:min=1"):
+        assert [r.output for r in World(own).run(registry.parse(spec), params)] == expected
+
+
 def test_the_target_as_its_own_draft_is_always_right() -> None:
     """A chain that is one replay, and full acceptance, which leaves the last guess without KV."""
     own = decoder("llama", True)
@@ -125,3 +139,98 @@ def test_requests_that_lanes_cannot_hold_share_a_batch_with_others() -> None:
     plain.target.steady = lambda batch: False  # type: ignore[method-assign]
     expected = [r.output for r in plain.run(registry.parse("none"), params)]
     assert [r.output for r in World(own).run(registry.parse("ngram:min=1"), params)] == expected
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram:min=1", "tree"])
+def test_passes_that_are_replayed(draft: str) -> None:
+    """Where rounds cannot be captured: the same texts and features, launch by launch and as one replay."""
+    own = decoder("llama", True)
+    params = SamplingParams(temperature=0.0, max_tokens=8, seed=7, repetition_penalty=1.3)
+    told, seen = [], []
+    for replayed in (False, True):
+        world = World(own)
+        if not replayed:
+            own.passes = None
+        watcher = watching(own, draft)
+        told.append([r.output for r in world.run(watcher, params)])
+        seen.append(torch.cat(watcher.seen))
+        assert bool(world.target.machine._kept) == replayed
+    assert told[0] == told[1]
+    assert torch.equal(*seen) if CUDA else torch.allclose(*seen, atol=1e-5)
+
+
+@pytest.mark.parametrize("draft", ["none", "ngram:min=1", "tree"])
+def test_states_of_captured_rounds(draft: str) -> None:
+    """What a drafter is shown of the target's states, and where they belong: the same in captured rounds as in plain passes."""
+    own, told = decoder("llama", True), []
+    for captured in (False, True):
+        world = World(own)
+        if not captured:
+            world.target.steady = lambda batch: False  # type: ignore[method-assign]
+        watcher = watching(own, draft)
+        texts = [r.output for r in world.run(watcher, OPTIONS["greedy"])]
+        assert any(shape.features for shape in world.target.machine.shapes) == captured
+        told.append((texts, watcher))
+    assert told[0][0] == told[1][0]
+    (_, one), (_, two) = told
+    for mine, theirs in zip(one.stands, two.stands, strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(one.seen, two.seen, strict=True):
+        assert torch.equal(mine, theirs) if CUDA else torch.allclose(mine, theirs, atol=1e-5)
+
+
+def watching(own: Any, draft: str) -> Watcher:
+    return Watcher(drafting(own, depth=2, width=2) if draft == "tree" else registry.parse(draft))
+
+
+class Watcher(Drafter):
+    """Guesses as another does, and keeps what it is shown."""
+
+    name = "watcher"
+    needs = Needs(features=("hidden:0,last",))
+
+    def __init__(self, other: Drafter) -> None:
+        self.other, self.depth, self.nodes = other, other.depth, other.nodes
+        self.seen: list[torch.Tensor] = []
+        self.stands: list[torch.Tensor] = []
+        self.start, self.propose, self.release = other.start, other.propose, other.release
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        rows, states = scores.rows, scores.features["hidden:0,last"]
+        there = rows.position >= 0
+        self.seen.append(states[there].clone())
+        self.stands.append(torch.stack([rows.request, rows.position, rows.virtual, rows.slot])[:, there].clone())
+        self.other.observe(batch, proposal, verdict, scores)
+
+
+class TestWhatIsKept:
+    def test_the_one_longest_unused_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        machine = World(decoder("llama", True)).target.machine
+        monkeypatch.setattr(rounds, "MOST", 2)
+        for shape in ((1,), (2,), (1,), (3,)):
+            assert machine.kept(shape, lambda: "new") == "new"
+        assert machine.kept((1,), lambda: "other") == "new"
+        assert machine.kept((2,), lambda: "other") == "other"
+
+    def test_all_go_where_memory_ends(self) -> None:
+        machine = World(decoder("llama", True)).target.machine
+        machine.kept((1,), lambda: "old")
+        tries = []
+
+        def make() -> str:
+            tries.append(1)
+            if len(tries) == 1:
+                raise torch.OutOfMemoryError("no memory")
+            return "new"
+
+        assert machine.kept((2,), make) == "new"
+        assert machine.kept((1,), lambda: "again") == "again"
+
+    def test_want_of_memory_with_nothing_to_drop_is_raised(self) -> None:
+        machine = World(decoder("llama", True)).target.machine
+
+        def make() -> str:
+            raise torch.OutOfMemoryError("no memory")
+
+        with pytest.raises(torch.OutOfMemoryError):
+            machine.kept((1,), make)

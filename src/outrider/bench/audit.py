@@ -35,6 +35,7 @@ from ..accept import RULES
 from ..config import SamplingParams
 from ..errors import OutriderError
 from ..llm import LLM
+from ..models.quantize import scheme_of
 from ..models.target import ModelTarget
 from ..protocols import Replayer
 from ..results import Result
@@ -294,4 +295,6 @@ def fingerprint(llm: LLM) -> dict[str, str]:
     device = target.device
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     dtype = str(target.decoder.dtype).removeprefix("torch.")
-    return {"torch": torch.__version__, "device": card, "dtype": dtype, "packed products": str(target.decoder.packed)}
+    scheme = scheme_of(target.decoder.model)
+    weights = {"dtype": dtype, "quantize": scheme, "packed products": str(target.decoder.packed)}
+    return {"torch": torch.__version__, "device": card, **weights}

@@ -13,6 +13,7 @@ from .generate import generate
 from .guard import guarded
 from .models import models
 from .serve import serve
+from .tune import tune
 from .version import version
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command(epilog="Example: outrider chat --draft auto --seed 7")(guarded(chat)
 app.command(epilog="Example: outrider demo --max-tokens 200")(guarded(demo))
 app.command(epilog="Example: outrider audit --draft ngram --prompts 8")(guarded(audit))
 app.command(epilog="Example: outrider bench --draft ngram --workload code --workload repetitive --limit 3")(guarded(bench))
+app.command(epilog="Example: outrider tune layer_skip --workload code --trials 100")(guarded(tune))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
 app.command(epilog="Example: outrider serve --draft auto --port 8000")(guarded(serve))

@@ -41,6 +41,7 @@ def audit(
     model: o.Model = o.DEFAULT_MODEL,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     threads: o.Threads = None,
     max_tokens: MaxTokens = 20,
     seed: Seed = 0,
@@ -56,7 +57,7 @@ def audit(
     if self_test:
         _self_test(json)
         return
-    options = o.ModelOptions(model, "none", "coupled", device, dtype, None, threads)
+    options = o.ModelOptions(model, "none", "coupled", device, dtype, None, threads, quantize=quantize)
     report = _audit((draft, accept), (prompts, max_tokens, seed), options)
     if json:
         typer.echo(jsonlib.dumps(as_json(report)))

@@ -57,6 +57,7 @@ def bench(
     model: o.Model = o.DEFAULT_MODEL,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     threads: o.Threads = None,
     max_tokens: o.MaxTokens = 128,
     temperature: o.Temperature = 0.0,
@@ -78,7 +79,9 @@ def bench(
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
     plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control})
     _check_output(output)
-    report = _measure(plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False))
+    report = _measure(
+        plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
+    )
     if output is not None:
         _write(output, report)
     if json:

@@ -35,6 +35,7 @@ def chat(
     accept: o.Accept = "coupled",
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     max_model_len: o.MaxModelLen = None,
     threads: o.Threads = None,
     max_tokens: o.MaxTokens = 512,

@@ -55,12 +55,13 @@ def demo(
     draft: o.Draft = "auto",
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     threads: o.Threads = None,
     max_tokens: o.MaxTokens = 256,
     debug: o.Debug = False,
 ) -> None:
     """Answer one prompt with speculation off and on; exit 1 if a single token differs."""
-    with loaded(o.ModelOptions(model, draft, device=device, dtype=dtype, threads=threads)) as llm:
+    with loaded(o.ModelOptions(model, draft, device=device, dtype=dtype, threads=threads, quantize=quantize)) as llm:
         print(f"{WHY}\n\n{PROMPT}\n")
         for depth in (0, None):  # what only a first pass pays for, neither run should
             _run(llm, min(8, max_tokens), depth, o.Display(json=True))

@@ -7,7 +7,7 @@ import json as jsonlib
 import os
 import platform
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ def doctor(
     draft: o.Draft = "auto",
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     max_model_len: o.MaxModelLen = None,
     threads: o.Threads = None,
     json: o.Json = False,
@@ -51,7 +52,7 @@ def doctor(
         import torch
 
         torch.set_num_threads(threads)
-    findings = [*machine(), *versions(), *_model(model, draft, (device, dtype, max_model_len))]
+    findings = [*machine(), *versions(), *_model(model, draft, (device, dtype, max_model_len, quantize))]
     wrong = [f for f in findings if f.remedy]
     if json:
         typer.echo(jsonlib.dumps({"ok": not wrong, "findings": [dataclasses.asdict(f) for f in findings]}))
@@ -121,13 +122,13 @@ def versions() -> Iterator[Finding]:
         yield Finding("versions", need.name, have, None if fits else f'it must be {need.specifier}: pip install "{need}"')
 
 
-def _model(model: str, draft: str, how: tuple[str, str, int | None]) -> Iterator[Finding]:
+def _model(model: str, draft: str, how: tuple[str, str, int | None, str]) -> Iterator[Finding]:
     """The model as it runs here, and the drafter on it."""
     from ..llm import LLM
 
-    device, dtype, length = how
+    device, dtype, length, quantize = how
     try:
-        llm = LLM(model, draft="none", device=device, dtype=dtype, max_model_len=length)
+        llm = LLM(model, draft="none", device=device, dtype=dtype, max_model_len=length, quantize=quantize)
     except BadInput:
         raise
     except OutriderError as error:
@@ -144,16 +145,17 @@ def model_findings(llm: LLM) -> Iterator[Finding]:
     """Size, context, KV memory, and how products are computed."""
     import torch
 
-    from ..models import products
+    from ..models import products, quantize
 
     target: Any = llm.engine.target
     decoder, cache = target.decoder, target.cache
     count = parameters(decoder.model)
     size = torch.empty(0, dtype=decoder.dtype).element_size()
     dtype = str(decoder.dtype).removeprefix("torch.")
-    yield Finding(
-        "model", llm.name, f"{count / 1e6:.0f} M parameters, {count * size / MIB:,.0f} MiB in {dtype} on {target.device}"
-    )
+    rounded = quantize.layers_of(decoder.model)
+    held = (count - numbers(rounded)) * size + sum(layer.values.nbytes + layer.scale.nbytes for layer in rounded)
+    form = dtype if not rounded else f"{dtype} and {quantize.scheme_of(decoder.model)}"
+    yield Finding("model", llm.name, f"{count / 1e6:.0f} M parameters, {held / MIB:,.0f} MiB in {form} on {target.device}")
     yield Finding(
         "model", "context", f"{llm.max_model_len:,} tokens, {decoder.num_layers} layers, vocabulary {decoder.vocab_size:,}"
     )
@@ -200,8 +202,15 @@ def drafter_findings(llm: LLM, draft: str) -> Iterator[Finding]:
 
 
 def parameters(model: Any) -> int:
-    """Weights of a model, packed ones included (their own tensors are no parameters any more)."""
-    loose: int = sum(p.numel() for p in model.parameters())
+    """Weights of a model, packed and quantised ones included (their own tensors are no parameters any more)."""
+    from ..models import quantize
+
+    loose: int = sum(p.numel() for p in model.parameters()) + numbers(quantize.layers_of(model))
     packed = [m for m in model.modules() if hasattr(m, "packed") and hasattr(m, "out_features")]
     tied = {id(m) for m in packed if m is model.get_output_embeddings() and getattr(model.config, "tie_word_embeddings", False)}
-    return loose + sum(int(m.out_features * m.in_features) for m in packed if id(m) not in tied)
+    return loose + numbers([m for m in packed if id(m) not in tied])
+
+
+def numbers(layers: Sequence[Any]) -> int:
+    """Weights of some linear layers."""
+    return sum(int(layer.out_features * layer.in_features) for layer in layers)

@@ -30,6 +30,7 @@ def generate(
     accept: o.Accept = "coupled",
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
+    quantize: o.Quantize = "none",
     max_model_len: o.MaxModelLen = None,
     threads: o.Threads = None,
     max_tokens: o.MaxTokens = 256,

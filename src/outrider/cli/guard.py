@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import ParamSpec, TextIO
 
 import typer
@@ -20,6 +21,8 @@ P = ParamSpec("P")
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 BUG = 70
+TALKATIVE = ("torchao", "torch.utils._pytree")
+"""Loggers that remark on their own installation when transformers imports them."""
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -69,7 +72,9 @@ def _report(message: str, status: int, debug: bool) -> int:
 
 @contextmanager
 def _warnings_in_one_line(debug: bool) -> Iterator[None]:
-    """Our own warnings appear as `warning: ...`; those of the libraries below only under `--debug`."""
+    """Our own warnings appear as `warning: ...`, the same one once; those of the libraries below, and their remarks, only under
+    `--debug`."""
+    seen = set[str]()
 
     def show(
         message: Warning | str,
@@ -79,6 +84,9 @@ def _warnings_in_one_line(debug: bool) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
+        if str(message) in seen:
+            return
+        seen.add(str(message))
         ours = issubclass(category, OutriderWarning)
         say(f"warning: {message}" if ours else f"warning: {filename}:{lineno}: {category.__name__}: {message}")
 
@@ -87,7 +95,20 @@ def _warnings_in_one_line(debug: bool) -> Iterator[None]:
             warnings.simplefilter("ignore")
         warnings.simplefilter("always", OutriderWarning)
         warnings.showwarning = show
+        with nullcontext() if debug else _hushed():
+            yield
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    before = {logger: logger.level for logger in map(logging.getLogger, TALKATIVE)}
+    for logger in before:
+        logger.setLevel(logging.ERROR)
+    try:
         yield
+    finally:
+        for logger, level in before.items():
+            logger.setLevel(level)
 
 
 def _silence_stdout() -> None:

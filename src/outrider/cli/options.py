@@ -48,6 +48,13 @@ Control = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_MODEL)]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.", rich_help_panel=_MODEL)]
+Quantize = Annotated[
+    str,
+    typer.Option(
+        help="Round the layers' weights to fewer bits (another model then, exact all the same): none, int8, int4.",
+        rich_help_panel=_MODEL,
+    ),
+]
 MaxModelLen = Annotated[int | None, typer.Option(min=1, help="Longest sequence, prompt included.", rich_help_panel=_MODEL)]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for the model.", rich_help_panel=_MODEL)]
 
@@ -103,6 +110,7 @@ class ModelOptions:
     control: str = "goodput"
     prefix_cache: bool = True
     kv_tokens: int | None = None
+    quantize: str = "none"
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ModelOptions:

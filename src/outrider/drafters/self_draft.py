@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from ..errors import BadInput
 from ..protocols import Drafter, Needs, Start
 from ..registry import register
 from ..types import Batch, Budget, Proposal
+from ._chain import Writer
 
 
 @register("self")
@@ -34,28 +33,5 @@ class SelfDraft(Drafter):
         self._view = start.view
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
-        view, depth = self._view, max(budget.depth)
-        layers = range(view.num_layers)
-        nodes = Proposal.empty(len(batch), view.device)
-        for level in range(depth):
-            out = view.run(batch, nodes, layers, start=level)
-            if out.logits is None or out.slots is None:
-                break
-            nodes = _grow(nodes, view.sampler.choose(out.logits, out.slots), out.slots.request, budget.depth)
-        return view.sampler.attach(batch, nodes)
-
-
-def _grow(nodes: Proposal, choice: torch.Tensor, request: torch.Tensor, depth: tuple[int, ...]) -> Proposal:
-    """One more node at the end of every chain that may still grow; `choice` comes for the requests in `request`."""
-    level, device = nodes.columns, nodes.tokens.device
-    column = torch.zeros(len(depth), 1, dtype=torch.int64, device=device)
-    column[request, 0] = choice
-    widths = tuple(min(d, level + 1) for d in depth)
-    return Proposal(
-        torch.cat([nodes.tokens, column.clamp(min=0)], dim=1),
-        torch.arange(-1, level, device=device).expand(len(depth), level + 1),
-        torch.tensor(widths, device=device),
-        torch.zeros(len(depth), level + 1, dtype=torch.int64, device=device),
-        widths,
-        linear=True,
-    )
+        view = self._view
+        return Writer(view, range(view.num_layers)).write(batch, budget)[0]

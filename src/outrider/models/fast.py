@@ -16,6 +16,8 @@ from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
 from .answer import Answer, mark
 from .lanes import LaneBook, filters, fits
+from .native import Native
+from .passes import Passes
 from .rounds import Machine, Play, Shape, shape_of
 from .target import ModelTarget
 
@@ -34,6 +36,8 @@ class FastTarget(ModelTarget):
         usable: int = getattr(sampler, "usable", self.vocab_size)
         self.book = LaneBook(tables, cache)
         self.machine = Machine(decoder, cache, tables, usable, max_len)
+        if isinstance(decoder, Native):
+            decoder.passes = Passes(decoder, cache, self.machine)
         self._fit: dict[int, bool] = {}
         self._found: tuple[Batch, Proposal, Shape | None] | None = None
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
@@ -41,7 +45,7 @@ class FastTarget(ModelTarget):
 
     def steady(self, batch: Batch) -> bool:
         """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
-        if self.needs.logits or self.needs.features or not all(batch.ready) or any(p != 1 for p in batch.pending):
+        if self.needs.logits or not all(batch.ready) or any(p != 1 for p in batch.pending):
             return False
         for request in batch.requests:
             found = self._fit.get(request.id)
@@ -66,16 +70,18 @@ class FastTarget(ModelTarget):
         return self._found[2]
 
     def _find(self, batch: Batch, proposal: Proposal) -> Shape | None:
-        if not self.steady(batch) or proposal.resume is not None or proposal.q is not None:
+        resumed = proposal.resume is not None and any(proposal.widths)  # without guesses, a captured round is faster
+        if not self.steady(batch) or resumed or proposal.q is not None:
             return None
         longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
-        return shape_of(proposal, longest, any(map(filters, batch.requests)))
+        return shape_of(proposal, longest, any(map(filters, batch.requests)), self.needs.features)
 
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """See `ModelTarget.score`; a captured round brings its verdict along."""
         shape = self._shape(batch, proposal)
         if shape is None:
             return super().score(batch, proposal.to(self.device))
+        self.loans.clear()
         lanes = self.book.take(batch.requests)
         played = self.machine.round(shape)
         started = mark(self.device)
@@ -85,7 +91,10 @@ class FastTarget(ModelTarget):
         if not self.watched:  # nobody on the device will look
             return Scores(result, self._rows, {}, verdict=Verdict(result, result, result, result, result), answer=answer)
         choice = played.choice[:, None] if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
-        return Scores(choice[: len(batch)], self._rows, {}, verdict=_verdict(result, shape.columns), answer=answer)
+        verdict, count = _verdict(result, shape.columns), len(batch) + sum(proposal.widths)
+        shown = {name: states[:count] for name, states in played.features.items()}
+        rows = _first(played.stands, count) if shown else self._rows
+        return Scores(choice[: len(batch)], rows, shown, verdict=verdict, answer=answer)
 
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
         """A captured round has kept the path already."""
@@ -106,6 +115,11 @@ def _numbers(requests: Sequence[Request]) -> tuple[list[int], ...]:
         [len(r.tokens) for r in requests],
         [min(r.room, 2**30) for r in requests],
     )
+
+
+def _first(rows: PassRows, count: int) -> PassRows:
+    """The rows that are in use."""
+    return PassRows(rows.request[:count], rows.position[:count], rows.virtual[:count], rows.slot[:count])
 
 
 def _verdict(result: Tensor, columns: int) -> Verdict:

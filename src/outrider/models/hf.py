@@ -23,19 +23,13 @@ from ..protocols import Cache
 from ..types import Batch, PassOutput, Proposal, Request
 from .attention import NAME, Pass, attend
 from .layout import Layout
+from .parts import Cut, Layers, fingerprint, parts_of
 from .products import pack
 from .rows import Rows, anchors, rows_of
 
 AttentionInterface.register(NAME, attend)
 
 _DYNAMIC_ROPE = ("dynamic", "longrope")
-
-
-class Skip(nn.Module):
-    """Stands in for a decoder layer that does not run: the residual stream passes through."""
-
-    def forward(self, hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
-        return hidden_states
 
 
 class Decoder:
@@ -54,13 +48,14 @@ class Decoder:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(self.config.hidden_size)
         self.max_len = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
+        self.fingerprint = fingerprint(model)
         reference = self._reference() if check else None
         model.set_attn_implementation(NAME)
         self.packed = pack(model)
         self.layers = self._probe()
         self.num_layers = len(self.blocks)
         self.ready()
-        self._subsets: dict[tuple[int, ...], nn.ModuleList] = {}
+        self._cut = Cut(self.blocks)
         if reference is not None:
             self._compare(*reference)
 
@@ -73,11 +68,15 @@ class Decoder:
         return int(self.config.num_attention_heads) // self.layers[0][0]
 
     @torch.inference_mode()
-    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None) -> Tensor:
-        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`: what a graph captures."""
+    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None, features: dict[str, Tensor] | None = None) -> Tensor:
+        """fp32 logits of all rows of a pass on a GPU, or of those that are `wanted`: what a graph captures. `features` takes
+        those that it has as keys."""
         state = Pass(None, cache, rows=rows)
         options = {"input_ids": rows.token[None], "position_ids": rows.position[None].long(), "use_cache": False}
-        logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        with self._taps(tuple(features or ())) as taps:
+            logits: Tensor = self.model(**options, outrider_pass=state).logits[0]
+        if features:
+            features.update((name, gather(taps, name)) for name in tuple(features))
         return (logits if wanted is None else logits[wanted]).float()
 
     @torch.inference_mode()
@@ -86,12 +85,12 @@ class Decoder:
         layout: Layout,
         cache: Cache,
         features: Sequence[str] = (),
-        layers: Sequence[int] | None = None,
+        layers: Layers | None = None,
         hidden: Tensor | None = None,
         by_rows: bool = False,
     ) -> PassOutput:
         """One pass over `layout`'s rows. Logits (fp32, or fp64 for an fp64 model) come for the scored rows; `layers` restricts
-        the run to those decoder layers, `hidden [R, H]` starts from states instead of embeddings."""
+        the run to those decoder layers or parts of layers, `hidden [R, H]` starts from states instead of embeddings."""
         state = Pass(layout, cache, by_rows)
         if anchors(cache):
             state.rows = rows_of(layout, cache, self.group, self.max_len)
@@ -123,17 +122,12 @@ class Decoder:
         return logits[:scored] if scored else None, logits[scored:] if layout.prompt else None
 
     @contextmanager
-    def _only(self, layers: Sequence[int] | None) -> Iterator[None]:
-        """Run only some decoder layers: the others step aside, so that every layer keeps its index."""
-        if layers is None or len(layers) == len(self.blocks):
+    def _only(self, layers: Layers | None) -> Iterator[None]:
+        """Run only some decoder layers, or parts of them: the others step aside, so that every layer keeps its index."""
+        if layers is None:
             yield
             return
-        wanted = tuple(layers)
-        if list(wanted) != sorted(set(wanted)):
-            raise ValueError(f"layers must be distinct and in order, got {wanted}")
-        if wanted not in self._subsets:
-            self._subsets[wanted] = nn.ModuleList(b if i in set(wanted) else Skip() for i, b in enumerate(self.blocks))
-        setattr(self.base, self.field, self._subsets[wanted])
+        setattr(self.base, self.field, self._cut(parts_of(layers, len(self.blocks))))
         try:
             yield
         finally:
@@ -161,7 +155,7 @@ class Decoder:
         taps: dict[str, Tensor] = {}
         hooks = []
         current = getattr(self.base, self.field)
-        for name in {part for n in names for part in _parts(n)}:
+        for name in {part for n in names for part in taps_of(n)}:
             if name == "last":
                 hooks.append(self.base.register_forward_hook(lambda m, a, out: taps.update(last=out.last_hidden_state[0])))
             elif name == "out":
@@ -261,13 +255,19 @@ def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]
     raise UnsupportedModel(f"{name}: found no list of {count} decoder layers in {type(base).__name__}")
 
 
-def _parts(name: str) -> list[str]:
+def taps_of(name: str) -> list[str]:
+    """Which states a feature is made of: layer numbers, or `last`."""
     return name.removeprefix("hidden:").split(",")
+
+
+def layers_read(names: Sequence[str]) -> set[int]:
+    """Layers whose inputs the features are made of."""
+    return {int(part) for name in names for part in taps_of(name) if part.isdecimal()}
 
 
 def gather(taps: dict[str, Tensor], name: str) -> Tensor:
     """A feature `[R, width]` from the states it names, side by side."""
-    return torch.cat([taps[part] for part in _parts(name)], dim=-1)
+    return torch.cat([taps[part] for part in taps_of(name)], dim=-1)
 
 
 def _first(out: Tensor | tuple[Tensor, ...]) -> Tensor:

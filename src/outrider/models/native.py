@@ -9,9 +9,9 @@ the same bits whether prefill, decoding or recomputation made them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,15 @@ from transformers import PreTrainedModel
 
 from ..protocols import Cache
 from ..types import PassOutput
-from .hf import Decoder, gather
+from .hf import Decoder, gather, taps_of
 from .layout import Layout
-from .products import Products
+from .parts import Layers, parts_of
+from .products import Products, Weight
+from .quantize import QuantizedLinear, joined
 from .rows import Rows, rows_of
+
+if TYPE_CHECKING:
+    from .passes import Passes
 
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3", "gemma"))
 """`model_type`s whose layers are exactly what `Native` runs. SmolLM2 is a llama."""
@@ -33,15 +38,15 @@ class Block:
     """One layer's weights: `qkv [(H + 2 KV) D, width]`, `out [width, H D]`, `gate_up [2 F, width]`, `down [width, F]`, norms."""
 
     first_norm: Tensor
-    qkv: Tensor
+    qkv: Weight
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    out: Tensor
+    out: Weight
     out_bias: Tensor | None
     second_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Weight
+    down: Weight
     window: int | None
 
 
@@ -85,6 +90,7 @@ class Native(Decoder):
         self._check_products()
         self._angles: tuple[Tensor, Tensor] | None = None
         self._tables: list[tuple[Tensor, Tensor]] = []
+        self.passes: Passes | None = None
 
     def _check_products(self) -> None:
         """Find out which products have rows that do not care who shares the pass (all layers have the same shapes)."""
@@ -109,26 +115,33 @@ class Native(Decoder):
         layout: Layout,
         cache: Cache,
         features: Sequence[str] = (),
-        layers: Sequence[int] | None = None,
+        layers: Layers | None = None,
         hidden: Tensor | None = None,
         by_rows: bool = False,
     ) -> PassOutput:
         """See `Decoder.forward`."""
         rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
-        order = range(self.num_layers) if layers is None else layers
-        if layers is not None and list(layers) != sorted(set(layers)):
-            raise ValueError(f"layers must be distinct and in order, got {tuple(layers)}")
-        taps: dict[str, Tensor] = {}
-        normed, last = self.states(rows, cache, order, hidden, taps if features else None)
+        names = _inner(features)
+        done = self.passes.run(rows, names) if self.passes is not None and layers is None and self.passes.cache is cache else None
+        if done is None:
+            taps = dict.fromkeys(names, rows.token)
+            normed, last = self.states(rows, cache, range(self.num_layers) if layers is None else layers, hidden, taps)
+        else:
+            normed, taps = done
+            last = normed
         taps["last"] = normed
         out = {name: gather(taps, name) for name in features}
         logits, prompt = self._heads(normed, layout)
         return PassOutput(layout.rows, None if layers is None else last, logits, out, prompt=prompt)
 
     @torch.inference_mode()
-    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None) -> Tensor:
+    def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None, features: dict[str, Tensor] | None = None) -> Tensor:
         """See `Decoder.scored`."""
-        normed, _ = self.states(rows, cache, range(self.num_layers))
+        features = {} if features is None else features
+        taps = dict.fromkeys(_inner(features), rows.token)
+        taps["last"], _ = self.states(rows, cache, range(self.num_layers), taps=taps)
+        features.update((name, gather(taps, name)) for name in tuple(features))
+        normed = taps["last"]
         return self.logits(normed if wanted is None else normed[wanted])
 
     def _heads(self, normed: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
@@ -149,28 +162,31 @@ class Native(Decoder):
         self,
         rows: Rows,
         cache: Cache,
-        layers: Sequence[int],
+        layers: Layers,
         hidden: Tensor | None = None,
         taps: dict[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run `layers` over a pass: states `[R, width]` after the final norm, and before it. `taps`, if given, takes the input of
-        every layer, by its number."""
+        """Run `layers` over a pass: states `[R, width]` after the final norm, and before it. `taps` takes the inputs of the
+        layers whose numbers it has as keys."""
         from ..kernels import layers as fused
 
         cos, sin = self.angles(rows.longest)
         residual = self.base.embed_tokens(rows.token) if hidden is None else hidden.clone()
-        order = list(layers)
-        norms = [self.stack[i].first_norm for i in order] + [self.final]
+        parts = parts_of(layers, self.num_layers)
+        steps = [(part.layer, mlp) for part in parts for mlp in (False, True) if (part.mlp if mlp else part.attention)]
+        norms = [self.stack[i].second_norm if mlp else self.stack[i].first_norm for i, mlp in steps] + [self.final]
         normed = self._norm(None, residual, norms[0])
-        for at, i in enumerate(order):
+        for (i, mlp), following in zip(steps, norms[1:], strict=True):
             block = self.stack[i]
-            if taps is not None:
+            if mlp:
+                inner = fused.gate(self.products(normed, block.gate_up), tanh=self.tanh)
+                normed = self._norm(self.products(inner, block.down), residual, following)
+                continue
+            if taps and str(i) in taps:
                 taps[str(i)] = residual.clone()
             qkv = self.products(normed, block.qkv, block.qkv_bias)
             mixed = self._attend(qkv, (cos, sin), rows, cache, i)
-            normed = self._norm(self.products(mixed, block.out, block.out_bias), residual, block.second_norm)
-            inner = fused.gate(self.products(normed, block.gate_up), tanh=self.tanh)
-            normed = self._norm(self.products(inner, block.down), residual, norms[at + 1])
+            normed = self._norm(self.products(mixed, block.out, block.out_bias), residual, following)
         return normed, residual
 
     def _norm(self, x: Tensor | None, residual: Tensor, weight: Tensor) -> Tensor:
@@ -190,6 +206,11 @@ class Native(Decoder):
         return out.view(out.shape[0], -1)
 
 
+def _inner(features: Iterable[str]) -> set[str]:
+    """The layers whose inputs are asked for."""
+    return {tap for name in features for tap in taps_of(name)} - {"last"}
+
+
 def _join(block: Any) -> Block:
     attention, mlp = block.self_attn, block.mlp
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -202,11 +223,11 @@ def _join(block: Any) -> Block:
         bias,
         _weight(attention, "q_norm"),
         _weight(attention, "k_norm"),
-        attention.o_proj.weight.detach(),
+        _own(attention.o_proj),
         None if out_bias is None else out_bias.detach(),
         block.post_attention_layernorm.weight.detach(),
         _joined([mlp.gate_proj, mlp.up_proj]),
-        mlp.down_proj.weight.detach(),
+        _own(mlp.down_proj),
         int(window) if isinstance(window, int) and window > 0 else None,
     )
 
@@ -216,12 +237,22 @@ def _weight(module: Any, name: str) -> Tensor | None:
     return None if found is None else found.weight.detach()
 
 
-def _joined(linears: Sequence[nn.Linear]) -> Tensor:
+def _own(linear: Any) -> Weight:
+    weight: Weight = linear.weight
+    return weight.detach() if isinstance(weight, Tensor) else weight
+
+
+def _joined(linears: Sequence[Any]) -> Weight:
     """Their weights one below the other in one tensor, which they then share."""
-    whole = torch.cat([m.weight.detach() for m in linears])
+    whole: Weight
+    if isinstance(linears[0], QuantizedLinear):
+        whole = joined([m.weight for m in linears])
+    else:
+        whole = torch.cat([m.weight.detach() for m in linears])
     start = 0
     for linear in linears:
         end = start + linear.weight.shape[0]
-        linear.weight = nn.Parameter(whole[start:end], requires_grad=False)
+        part = whole[start:end]
+        linear.weight = nn.Parameter(part, requires_grad=False) if isinstance(part, Tensor) else part
         start = end
     return whole

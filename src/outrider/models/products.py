@@ -14,6 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .quantize import Quantized
+
+Weight = Tensor | Quantized
+
 
 def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
@@ -83,16 +87,20 @@ class Products:
     that matters (always up to `NARROW` rows, everywhere under `invariant`), a product that never splits the inner dimension.
 
     `limits` holds, per weight shape and output type, the most rows at which the library's rows had the same bits as in a pass of
-    16; `check` fills it. A shape that was never checked is trusted.
+    16; `check` fills it. A shape that was never checked is trusted. Quantised weights have one kernel, in tiles of few rows or
+    many; `tiles` holds, per shape and bits, whether both give the same bits.
     """
 
     def __init__(self, invariant: bool = False) -> None:
         self.invariant = invariant
         self.limits: dict[tuple[int, int, torch.dtype], int] = {}
+        self.tiles: dict[tuple[int, int, int], bool] = {}
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    def __call__(self, x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """`x [R, K] @ weight [N, K].T + bias`, `[R, N]` in `dtype` (default: that of `x`)."""
         out = dtype or x.dtype
+        if isinstance(weight, Quantized):
+            return self._quantized(x, weight, bias, out)
         rows, limit = x.shape[0], self.limits.get((*weight.shape, out), _ROWS[-1])
         if rows > limit and (self.invariant or rows <= NARROW):
             from ..kernels.product import linear
@@ -101,13 +109,32 @@ class Products:
         return _vendor(x, weight, bias, out)
 
     @torch.inference_mode()
-    def check(self, weights: Sequence[tuple[Tensor, Tensor | None, torch.dtype]]) -> dict[tuple[int, int, torch.dtype], int]:
+    def check(self, weights: Sequence[tuple[Weight, Tensor | None, torch.dtype]]) -> dict[tuple[int, int, torch.dtype], int]:
         """Try every distinct shape of (weight, bias, output type) and remember up to how many rows it may be trusted."""
         for weight, bias, dtype in weights:
+            if isinstance(weight, Quantized):
+                self.tiles[(*weight.shape, weight.bits)] = _tiles_agree(weight, dtype)
+                continue
             shape = (weight.shape[0], weight.shape[1], dtype)
             if shape not in self.limits:
                 self.limits[shape] = _trusted(weight, bias, dtype)
         return self.limits
+
+    def _quantized(self, x: Tensor, weight: Quantized, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        from ..kernels.quantized import FEW, MANY, linear
+
+        few = x.shape[0] <= NARROW or (self.invariant and not self.tiles.get((*weight.shape, weight.bits), False))
+        return linear(x, (weight.values, weight.scale), bias, dtype, FEW if few else MANY)
+
+
+def _tiles_agree(weight: Quantized, dtype: torch.dtype) -> bool:
+    """Whether the product of many rows gives them the bits that a few rows have."""
+    from ..kernels.quantized import FEW, MANY, linear
+
+    generator = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(256, weight.shape[1], generator=generator, device=weight.device).to(dtype)
+    few, many = (linear(x, (weight.values, weight.scale), None, dtype, tile) for tile in (FEW, MANY))
+    return torch.equal(few, many)
 
 
 def _vendor(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -12,14 +12,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import OutriderWarning
-from ..types import Proposal
+from ..types import PassRows, Proposal
 from .lanes import staged
 from .rows import Rows, tiles_of
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..kernels.rounds import Lanes
     from .hf import Decoder
 
+T = TypeVar("T")
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 GUESSING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Fewer sizes where there are guesses: rows, not requests, are what such a round costs."""
@@ -35,12 +36,15 @@ COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 SHORT = 2048
 """Sequences up to so many tokens are read fastest by small tiles."""
+MOST = 128
+"""Shapes that are kept captured at once."""
 KEEP = -1
 """In place of a number that only the device knows yet."""
 
 
 class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, whether any request filters."""
+    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, whether any request filters, what
+    is shown of the target's states (see `protocols.Needs`)."""
 
     requests: int
     rows: int
@@ -48,9 +52,10 @@ class Shape(NamedTuple):
     tree: bool
     longest: int
     filters: bool = False
+    features: tuple[str, ...] = ()
 
 
-def shape_of(proposal: Proposal, longest: int, filters: bool = False) -> Shape | None:
+def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: tuple[str, ...] = ()) -> Shape | None:
     """The smallest bucket for a proposal; None where there is none."""
     requests, columns = len(proposal.widths), max(proposal.widths, default=0)
     rows = requests + sum(proposal.widths)
@@ -61,7 +66,7 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False) -> Shape |
     total = found[0] if columns == 0 else bucket(rows, ROWS)
     if total is None:
         return None
-    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters)
+    return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters, features)
 
 
 def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
@@ -144,6 +149,8 @@ class Round:
         self.result = torch.zeros(shape.requests, 3 + 2 * (shape.columns + 1), dtype=torch.int32, device=device)
         self.choice = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self.work = Work.make(shape.rows, machine.usable, device, filters=shape.filters)
+        self.features: dict[str, Tensor] = {}
+        self.stands = PassRows(*(self.choice for _ in range(4)))
         self._last: tuple[object, ...] | None = None
         self._blank()
         self.graph = machine.captured(self._work)
@@ -166,7 +173,10 @@ class Round:
         rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.decoder.vocab_size, machine.max_len), shape.tree)
         where = Where(rows.attend, rows.known, rows.path, machine.table(fields.lane), fields.tiles, shape.longest, self.tile)
         packed = Rows(rows.token, rows.position, rows.write, where, shape.tree, False, shape.longest)
-        logits = machine.decoder.scored(packed, machine.cache)
+        self.features = dict.fromkeys(shape.features, self.choice)
+        logits = machine.decoder.scored(packed, machine.cache, features=self.features)
+        if shape.features:
+            self.stands = _stands(fields.first, rows.attend, rows.known)
         choose.choose(logits, choose.Asked(rows.lane, rows.attend + 1), machine.lanes, self.work, self.choice)
         rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
         if shape.tree:
@@ -230,6 +240,14 @@ class Round:
         tiles[: len(found)] = found
 
 
+def _stands(first: Tensor, attend: Tensor, known: Tensor) -> PassRows:
+    """Which row belongs where, for those who read its states."""
+    row = torch.arange(attend.shape[0], dtype=torch.int32, device=attend.device)
+    request = torch.bucketize(row, first[1:], right=True).clamp(max=known.shape[0] - 1)
+    slot = row - first[request]
+    return PassRows(request, attend.long(), (known[request] + slot - 1).long(), slot.long())
+
+
 class Machine:
     """What all rounds share: the decoder, its KV, the lanes, memory for graphs."""
 
@@ -239,7 +257,7 @@ class Machine:
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
-        self._rounds: dict[Shape, Round] = {}
+        self._kept: dict[tuple[Any, ...], Any] = {}
         self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
@@ -263,16 +281,40 @@ class Machine:
     def round(self, shape: Shape) -> Round:
         """The captured round of a shape, captured now if it is new, or if memory it moves has come or gone."""
         if shape.tree and self._moved != (moved := tuple((g.data_ptr(), tuple(g.shape)) for g in self.cache.groups())):
-            self._rounds = {s: r for s, r in self._rounds.items() if not s.tree}
+            self._kept = {s: r for s, r in self._kept.items() if not (isinstance(s, Shape) and s.tree)}
             self._moved = moved
-        if shape not in self._rounds:
-            self._rounds[shape] = Round(shape, self)
-        return self._rounds[shape]
+        return self.kept(shape, lambda: Round(shape, self))
+
+    def kept(self, shape: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What was made for a shape, made now if it is new. Of `MOST` the one that was longest unused has to go; all have to, if
+        there is no memory for a new one."""
+        found = self._kept.pop(shape, None)
+        if found is None:
+            if len(self._kept) >= MOST:
+                del self._kept[next(iter(self._kept))]
+            found = self._made(make)
+        self._kept[shape] = found
+        made: T = found
+        return made
+
+    def _made(self, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except torch.OutOfMemoryError:
+            if not self._kept:
+                raise
+        self.forget()
+        return make()
 
     def forget(self) -> None:
-        """Drop all graphs: the drafter, its features or the pool changed."""
-        self._rounds.clear()
+        """Drop all graphs, and give their memory back."""
+        if self.graphs:
+            torch.cuda.synchronize()  # none of them may be running
+            self.pool = torch.cuda.graph_pool_handle()
+        self._kept.clear()
+        if self.graphs:
+            torch.cuda.empty_cache()
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        return tuple(self._rounds)
+        return tuple(shape for shape in self._kept if isinstance(shape, Shape))

@@ -5,9 +5,7 @@ It composes a decoder, a KV cache and a sampler; it knows nothing of how guesses
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,11 +13,12 @@ from torch import Tensor
 
 from .. import logprobs
 from ..draws import Drawer, processed
-from ..errors import OutriderWarning
 from ..protocols import Cache, DraftSampler, Needs, Sampler
-from ..types import NONE, Batch, PassOutput, Proposal, Request, Resume, Scores, Slots, Verdict
-from .hf import Decoder
+from ..types import NONE, Batch, PassOutput, Proposal, Request, Scores, Slots, Verdict
+from .hf import Decoder, layers_read
 from .layout import Layout
+from .loans import Loans
+from .parts import Layers
 
 
 class ModelTarget:
@@ -30,7 +29,7 @@ class ModelTarget:
         self.decoder, self.cache, self.sampler, self.by_rows = decoder, cache, sampler, by_rows
         self.vocab_size, self.device, self.max_len = decoder.vocab_size, decoder.device, max_len
         self.needs = Needs()
-        self.lent: dict[int, Lent] = {}
+        self.loans = Loans()
 
     anchored = False
     """Whether a token's KV has the same bits whichever pass computed it."""
@@ -48,14 +47,10 @@ class ModelTarget:
         if any(map(logprobs.asks_prompt, batch.requests)):
             layout = layout.reading(logprobs.asks_prompt)
         features = self.needs.features
-        resume = proposal.resume
-        states = None if resume is None else _states(resume, layout, self.lent)
-        self.lent.clear()
-        if resume is None or states is None:
+        out = self._resumed(batch, proposal, layout)
+        self.loans.clear()
+        if out is None:
             out = self.decoder.forward(layout, self.cache, features, by_rows=self.by_rows)
-        else:
-            layers = range(resume.layer, self.decoder.num_layers)
-            out = self.decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
         slots = layout.slots(batch) if out.logits is not None else None
         choice = self._choices(batch, layout, out.logits, slots)
         raw = out.logits if out.logits is not None else torch.zeros(0, self.vocab_size, device=self.device)
@@ -63,6 +58,25 @@ class ModelTarget:
         asked = self.needs.logits or any(map(logprobs.asks, batch.requests))
         at = tuple((index, position) for _, index, position in layout.prompt)
         return Scores(choice, layout.rows, out.features, raw if asked else None, slots, out.prompt, at, told)
+
+    def _resumed(self, batch: Batch, proposal: Proposal, layout: Layout) -> PassOutput | None:
+        """The pass from the states where a drafter left off; None where there are none, or where it skips what was asked for."""
+        resume, decoder, features = proposal.resume, self.decoder, self.needs.features
+        if resume is None or any(layer < resume.layer for layer in layers_read(features)):
+            return None
+
+        def complete(slots: list[int]) -> Tensor:
+            rest = Layout.build(batch, proposal, self.cache, slots)
+            rest = replace(rest, scored=rest.scored[:0])
+            hidden = decoder.forward(rest, self.cache, (), range(resume.layer), by_rows=self.by_rows).hidden
+            assert hidden is not None
+            return hidden
+
+        states = self.loans.states(resume, layout, complete)
+        if states is None:
+            return None
+        layers = range(resume.layer, decoder.num_layers)
+        return decoder.forward(layout, self.cache, features, layers, states, self.by_rows)
 
     def _processed(self, layout: Layout, logits: Tensor | None, choice: Tensor, slots: Slots | None) -> Tensor:
         """`[B, N + 1, V]`; see `types.Scores.processed`. NaN where no row was scored."""
@@ -109,48 +123,6 @@ def moves(path: Tensor, known: int) -> Tensor:
     return known + torch.where(path == NONE, own, path)
 
 
-def _states(resume: Resume, layout: Layout, lent: Mapping[int, Lent]) -> Tensor | None:
-    """Exit states in the order of the pass's rows, from however many partial runs made them. None, with a warning, if they are
-    not just what the target itself made this round, for these tokens at these places: the pass then starts from the beginning."""
-    runs = [lent.get(id(part)) for part in resume.parts]
-    if runs and all(run is not None and run.layers == resume.layer for run in runs):
-        hidden, have, content = (torch.cat(x) for x in zip(*((r.hidden, r.place, r.content) for r in runs if r), strict=True))
-        order = have.argsort()
-        same = hidden.shape[0] == len(layout.tokens) and torch.equal(have[order], _place(layout))
-        if same and torch.equal(content[order], _content(layout)):
-            return hidden[order]
-    what = f"a drafter's states after layer {resume.layer} do not cover the {len(layout.tokens)} rows of the pass"
-    warnings.warn(f"{what}; all layers are run, the text is unaffected", OutriderWarning, stacklevel=2)
-    return None
-
-
-def _place(layout: Layout) -> Tensor:
-    """One number per row for request, position and place in the KV: rows sort by it as a pass does."""
-    rows = layout.rows
-    return (rows.request * 2**24 + rows.virtual) * 2**24 + rows.position
-
-
-def _content(layout: Layout) -> Tensor:
-    """One number per row for its token and, of a node, its parent."""
-    rows, parents = layout.rows, layout.proposal.parents
-    if parents.shape[1] == 0:
-        return layout.tokens * 2**12
-    parent = parents[rows.request, rows.slot.clamp(min=1) - 1] + 2
-    return layout.tokens * 2**12 + torch.where(rows.slot > 0, parent, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Lent:
-    """What a run with `kv="shared"` computed: the states after `layers` layers, and which rows they belong to. `out` keeps the
-    drafter's copy alive, so that its identity stays its own."""
-
-    out: PassOutput
-    layers: int
-    hidden: Tensor
-    place: Tensor
-    content: Tensor
-
-
 class View:
     """`protocols.TargetView`: the target lent to a drafter."""
 
@@ -159,24 +131,52 @@ class View:
         decoder = target.decoder
         self.vocab_size, self.num_layers, self.hidden_size = target.vocab_size, decoder.num_layers, decoder.hidden_size
         self.max_len, self.device, self.sampler = target.max_len, target.device, sampler or Drawer(target.sampler)
+        self.fingerprint: str = decoder.fingerprint
 
     def run(
         self,
         batch: Batch,
         nodes: Proposal,
-        layers: Sequence[int],
+        layers: Layers,
         start: int = 0,
         hidden: Tensor | None = None,
         kv: Literal["scratch", "shared"] = "scratch",
     ) -> PassOutput:
-        """See `protocols.TargetView`. Raises `ValueError` for `"shared"` with layers that are no prefix of the model."""
+        """See `protocols.TargetView`. Raises `ValueError` for `"shared"` with layers that are no prefix of the model, or with
+        slots before `start` that were not run."""
+        target, lends = self._target, kv == "shared" and hidden is None
         if kv == "shared" and list(layers) != list(range(len(layers))):
             raise ValueError(f'kv="shared" needs the first layers of the model, got {tuple(layers)}')
-        target = self._target
         layout = Layout.build(batch, nodes, target.cache, start)
+        if lends:
+            target.loans.check(layout, start, len(layers))
+        else:
+            target.loans.spoil(batch)
         out = target.decoder.forward(layout, target.cache, (), layers, hidden, target.by_rows)
         out = replace(out, slots=layout.slots(batch))
-        if kv == "shared" and hidden is None and out.hidden is not None:
-            run = Lent(out, len(layers), out.hidden.clone(), _place(layout), _content(layout))
-            target.lent[id(out)] = run
+        if lends and out.hidden is not None:
+            target.loans.lend(out, out.hidden, len(layers), layout)
         return out
+
+    def recall(self, request: Request, layers: Layers, count: int) -> Tensor | None:
+        """See `protocols.TargetView`. `ValueError` unless all but the last token have KV and `count` of them are there."""
+        cache, length = self._target.cache, len(request.tokens)
+        if not 0 < count <= length or request.computed < length - 1:
+            raise ValueError(f"cannot read {count} of {length} tokens again, of which {request.computed} have KV")
+        start = length - count
+        twin = replace(request, id=-2 - request.id, tokens=list(request.tokens), computed=start)
+        blocks = cache.head(request, start)
+        shared = len(blocks) * cache.block_size
+        if cache.price(twin, length, blocks) > cache.free() // 2:
+            return None
+        try:
+            cache.adopt(twin, blocks)
+            if not cache.reserve(twin, length):
+                return None
+            if shared < start:
+                cache.copy(cache.slots(request, shared, start), cache.slots(twin, shared, start))
+            layout = Layout.build(Batch((twin,), (count,), (True,), (0,)), Proposal.empty(1, self.device), cache)
+            layout = replace(layout, scored=torch.arange(count, device=self.device))
+            return self._target.decoder.forward(layout, cache, (), layers, None, self._target.by_rows).logits
+        finally:
+            cache.release(twin)

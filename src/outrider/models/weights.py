@@ -19,6 +19,7 @@ from . import embedded
 from .directory import check_directory, finite
 from .embedded import EMBEDDED
 from .gguf_file import is_gguf, read_header
+from .quantize import quantize as rounded
 from .tokenizer import TextTokenizer
 from .weight_cache import CachedModel, cache_dir, entries, find, sampled_digest, store
 
@@ -85,9 +86,10 @@ def load(
     device: str | torch.device = "cpu",
     attn_implementation: str | None = None,
     progress: Progress | None = None,
+    quantize: str = "none",
 ) -> Loaded:
     """Loads model and tokenizer. `attn_implementation` is transformers' (None: its choice); `progress` hears a line
-    before each slow step. GGUF files are dequantised once to fp32 and kept in `cache_dir()`.
+    before each slow step. GGUF files are dequantised once to fp32 and kept in `cache_dir()`. `quantize`: see `quantize.py`.
 
     Raises `ModelNotFound`, `BadWeights`, `UnsupportedModel` or `OutOfMemory`; warns (`OutriderWarning`) without a cache."""
     say = progress or (lambda line: None)
@@ -103,6 +105,10 @@ def load(
     except OSError as error:
         raise ModelNotFound(f"{source.name} cannot be read: {error}") from error
     tokenizer = TextTokenizer(backend, model.generation_config)
+    if quantize != "none":
+        say(f"rounding weights to {quantize}")
+        rounded(model, quantize, device)
+        fingerprint = f"{fingerprint} {quantize}"
     return Loaded(_placed(model, device, source.name), tokenizer, source.name, fingerprint, tokenizer.has_chat)
 
 
