@@ -127,14 +127,19 @@ def test_bodies_that_are_too_large(server: Running) -> None:
 
 
 def test_keys(load: Callable[..., LLM]) -> None:
-    with running(load(), api_keys=(KEY, "other")) as server:
+    llm = load(draft="suffix")
+    with running(llm, api_keys=(KEY, "other")) as server:
+        assert llm.engine.drafter.drafter.config.isolate  # type: ignore[attr-defined]
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer ü"}):
             raw = {k: v.encode() for k, v in headers.items()}
             assert fails(server.post(TEXT, body, headers=raw), 401)["code"] == "invalid_api_key"
         assert server.client.get("/v1/models").status_code == 401 and server.client.get("/health").status_code == 200
+        seen = set()
+        server.llm.engine.sinks.append(lambda event: seen.update(item.request.group for item in event.committed))
         for key in (KEY, "other"):
             assert server.post(TEXT, body, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        assert len(seen) == 2 and None not in seen, "each key has a group of its own, which drafters keep apart"
 
 
 def test_limits_and_origins(load: Callable[..., LLM]) -> None:

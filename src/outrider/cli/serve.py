@@ -48,7 +48,7 @@ def serve(
     control: Annotated[str | None, typer.Option(help="How far to look ahead: goodput, adaptive, fixed.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
-    quantize: Annotated[str | None, typer.Option(help="Weights in fewer bits: none, int8, ... as `generate` takes it.")] = None,
+    quantize: Annotated[str | None, typer.Option(help="Round the layers' weights to fewer bits: none, int8, int4.")] = None,
     max_model_len: o.MaxModelLen = None,
     kv_tokens: Annotated[int | None, typer.Option(min=1, help="KV memory, in tokens over all running answers.")] = None,
     threads: o.Threads = None,

@@ -119,6 +119,13 @@ def seeded(body: Sampling) -> int:
     return body.seed
 
 
+def grouped(requests: list[Sample], group: str | None) -> list[Sample]:
+    """Requests that say whose they are."""
+    for request in requests:
+        request.group = group
+    return requests
+
+
 def make_app(house: House, meters: Meters) -> FastAPI:
     """The application, without the thread that runs the engine: `worker.start` is the caller's."""
     app = FastAPI(title="Outrider", version=VERSION, docs_url="/docs", redoc_url=None)
@@ -173,7 +180,7 @@ def _api(house: House) -> APIRouter:
         def prepare() -> list[Sample]:
             return house.samples(house.prompter.encode(body), body.params, house.grammar(body))
 
-        job = house.worker.submit(await house.aside(prepare))
+        job = house.worker.submit(grouped(await house.aside(prepare), request.state.group))
         return Answer(house.worker, job, ChatReply(house.context, body, job, seed, form), bool(body.stream))
 
     @api.post("/completions", response_model=None)
@@ -193,7 +200,7 @@ def _api(house: House) -> APIRouter:
                 texts.append(prompt if isinstance(prompt, str) else house.llm.tokenizer.decode(prompt, False))
             return made
 
-        job = house.worker.submit(await house.aside(prepare))
+        job = house.worker.submit(grouped(await house.aside(prepare), request.state.group))
         return Answer(house.worker, job, CompletionReply(house.context, body, job, seed, texts), bool(body.stream))
 
     return api

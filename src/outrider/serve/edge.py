@@ -56,7 +56,7 @@ class Edge:
             await send(message)
 
         try:
-            self._check(scope, headers)
+            scope["state"]["group"] = self._check(scope, headers)
             await self._app(scope, receive, tagged)
         except Exception as error:
             fault = faults.of(error)
@@ -67,15 +67,16 @@ class Edge:
         finally:
             _note(scope, name, noted.pop("status", status), started, noted)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
-        """All keys are compared, each in the same time, so that the time taken tells nothing."""
+    def _check(self, scope: Scope, headers: Headers) -> str | None:
+        """Whose request it is, where there are keys. All are compared, each in the same time, so that the time tells nothing."""
         if not self._keys or not scope["path"].startswith(GUARDED) or scope["method"] == "OPTIONS":
-            return
+            return None
         kind, _, key = headers.get("authorization", "").partition(" ")
         digest = _digest(key.strip())
         known = [hmac.compare_digest(digest, other) for other in self._keys]
         if kind.lower() != "bearer" or not any(known):
             raise Fault(401, "a valid API key is needed: send it as `Authorization: Bearer KEY`", "invalid_api_key")
+        return digest.hex()
 
 
 def _digest(key: str) -> bytes:

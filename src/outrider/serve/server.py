@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import BadInput
 from ..llm import LLM
+from ..protocols import Isolating
 from .app import House, make_app
 from .meters import Meters
 from .settings import Settings
@@ -139,6 +140,9 @@ def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
     baseline = measure_plain(llm)
     worker = Worker(llm, settings.limit)
     llm.engine.scheduler.max_requests = llm.engine.scheduler.most = settings.max_running
+    drafter = llm.engine.drafter.drafter
+    if settings.api_keys and isinstance(drafter, Isolating):
+        drafter.isolate()
     meters = Meters(worker, baseline)
     llm.engine.sinks.append(meters.observe)
     worker.start()
