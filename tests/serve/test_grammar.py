@@ -149,3 +149,16 @@ def test_library(library: LLM) -> None:
     form = grammars.processor(grammars.compile("regex", "[a-c]{5}"), len(ids))
     [result] = library.generate([ids], SamplingParams(seed=1, max_tokens=20, processors=(form,)))
     assert re.fullmatch("[a-c]{5}", result.text) and result.finish_reason == "stop"
+
+
+def test_a_form_that_proves_too_complex_is_the_clients_fault(server: Running) -> None:
+    form = {"type": "regex", "regex": "a"}
+    ask = {"prompt": "x", "response_format": form, "max_tokens": 4}
+    assert server.complete("x", response_format=form)["choices"][0]["text"] == "a"
+
+    def failing(self: Grammar, tokens: Any, scores: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("too complex")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grammar, "__call__", failing)
+        assert fails(server.post("/v1/completions", ask), 400, "too complex")["code"] == "generation_failed"

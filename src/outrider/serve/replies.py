@@ -32,9 +32,10 @@ class Context:
 
 
 class Choice:
-    """What is known of one choice so far."""
+    """What is known of one choice so far. `formed`: a grammar of the client's takes part, and is to blame if no token is left."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], formed: bool) -> None:
+        self.formed = formed
         self.pieces = Pieces(decode)
         self.text: list[str] = []
         self.parser: Calls | None = None
@@ -62,7 +63,8 @@ class Choice:
             ended = chunk.result.finish_reason
             self.finish = "tool_calls" if self.calls and ended == "stop" else ended
             if self.finish == "error":
-                raise Fault(500, chunk.result.error or "the model gave no valid scores", "generation_failed")
+                message = chunk.result.error or "the model gave no valid scores"
+                raise Fault(400 if self.formed else 500, message, "generation_failed")
 
     def mark(self, chunk: Chunk) -> Json:
         """Where the text of a round comes from: `[text, origin]` pairs, origin one of draft, target, bonus, rejected. The counts
@@ -89,7 +91,9 @@ class Reply:
         self.context, self.body, self.job, self.seed = context, body, job, seed
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
         skip = body.skip_special_tokens
-        self.choices = [Choice(lambda ids: str(context.tokenizer.decode(ids, skip))) for _ in job.requests]
+        self.choices = [
+            Choice(lambda ids: str(context.tokenizer.decode(ids, skip)), bool(r.params.processors)) for r in job.requests
+        ]
 
     def add(self, choice: int, chunk: Chunk) -> None:
         """Note a share of a round. Raises `Fault` where the choice ended with an error."""

@@ -27,6 +27,7 @@ class Answer(Response):
     def __init__(self, worker: Worker, job: Job, reply: Reply, stream: bool) -> None:
         super().__init__()
         self._worker, self._job, self._reply, self._stream = worker, job, reply, stream
+        self._held: Fault | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         noted = scope.setdefault("state", {}).setdefault("noted", {})
@@ -47,13 +48,24 @@ class Answer(Response):
             noted["drafted"], noted["accepted"] = (sum(getattr(r.stats, k) for r in requests) for k in ("drafted", "accepted"))
 
     async def _next(self) -> list[dict[str, Any]]:
-        """What the next piece of news gives the stream. Raises `Fault`."""
-        news = await self._job.news.get()
-        if isinstance(news, Fault):
+        """What the news that came in gives the stream: one piece, or all that wait if the reader lags. Raises `Fault`."""
+        queue, events = self._job.news, list[dict[str, Any]]()
+        news = await queue.get() if self._held is None else self._held
+        while not isinstance(news, Fault):
+            choice, chunk = news
+            try:
+                self._reply.add(choice, chunk)
+            except Fault as fault:
+                news = fault
+                break
+            events += self._reply.events(choice, chunk) if self._stream else []
+            if queue.empty():
+                return events
+            news = queue.get_nowait()
+        if not events:
             raise news
-        choice, chunk = news
-        self._reply.add(choice, chunk)
-        return self._reply.events(choice, chunk) if self._stream else []
+        self._held = news
+        return events
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         while not self._ended:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from ..config import SamplingParams
 from ..engine import Engine
@@ -230,5 +232,5 @@ def measure_plain(llm: LLM, tokens: int = 24) -> float:
     most = max(2, min(tokens, llm.max_model_len - len(prompt)))
     params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True, draft="none")
     times = [time.perf_counter() for _ in llm.stream(prompt, params)]
-    span = times[-1] - times[0]
-    return (len(times) - 1) / span if span > 0 else 0.0
+    usual = statistics.median(after - before for before, after in pairwise(times))
+    return 1 / usual if usual > 0 else 0.0
