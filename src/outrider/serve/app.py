@@ -25,6 +25,7 @@ from . import faults
 from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
+from .gain import Gain
 from .grammar import Grammars
 from .meters import Meters
 from .page import page
@@ -57,8 +58,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 class House:
     """What the routes share: the model, the thread that runs it, and one thread for templates and tokens."""
 
-    def __init__(self, llm: LLM, settings: Settings, worker: Worker, baseline: float) -> None:
-        self.llm, self.settings, self.worker, self.baseline = llm, settings, worker, baseline
+    def __init__(self, llm: LLM, settings: Settings, worker: Worker, gain: Gain) -> None:
+        self.llm, self.settings, self.worker, self.gain = llm, settings, worker, gain
         self.name = settings.served_name or llm.name
         self.created = int(time.time())
         self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name)
@@ -219,7 +220,7 @@ def _card(house: House) -> dict[str, Any]:
         "drafter": house.llm.drafter_name,
         "drafter_off_because": drafter.reason,
         "accept": house.llm.accept.name,
-        "plain_tokens_per_second": house.baseline,
+        "plain_tokens_per_second": house.gain.plain_rate,
         "chat": house.llm.tokenizer.has_chat,
     }
     card = {"id": house.name, "object": "model", "created": house.created, "owned_by": "outrider"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from ..types import NONE, StepEvent
@@ -35,10 +35,6 @@ class Meters:
         self._finished = Counter("outrider_requests", "Answers by how they ended.", ["finish_reason"], registry=self.registry)
         text = "Seconds from queueing to the first token."
         self._first = Histogram("outrider_time_to_first_token_seconds", text, buckets=FIRST, registry=self.registry)
-        self._baseline = Gauge(
-            "outrider_plain_tokens_per_second", "Plain decoding of one request, measured at the start.", registry=self.registry
-        )
-        self._baseline.set(baseline)
         self.registry.register(Gauges(worker, self.gain))
 
     def _counter(self, name: str, text: str) -> Counter:
@@ -89,6 +85,7 @@ class Gauges:
             "prefix_cache_hits": ("Requests that took over the beginning of an earlier one.", lambda: scheduler.hits),
             "prefix_cache_saved_tokens": ("Prompt tokens taken over.", lambda: scheduler.saved),
             "num_preemptions": ("Requests that had to give way for want of memory.", lambda: scheduler.preempted),
+            "plain_tokens_per_second": ("Plain decoding of one request, as last measured.", lambda: self._gain.plain_rate),
             "spec_decode_speedup": ("Estimated speed-up over plain decoding, of late.", lambda: self._gain.speedup),
             "spec_decode_losing": ("1 while guessing costs more than it brings.", lambda: float(self._gain.losing)),
             "spec_decode_enabled": ("0 once a drafter was switched off for misbehaving.", lambda: float(engine.drafter.working)),

@@ -146,7 +146,7 @@ def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
     meters = Meters(worker, baseline)
     llm.engine.sinks.append(meters.observe)
     worker.start()
-    return House(llm, settings, worker, baseline), meters
+    return House(llm, settings, worker, meters.gain), meters
 
 
 def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:
