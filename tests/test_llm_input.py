@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider import LLM
+from outrider import LLM, SamplingParams
 from outrider.errors import BadInput, ModelNotFound, OutOfMemory, OutriderError
 
 from .test_llm import CONTEXT, KNOWN, PARAMS, VOCAB, check_clean, load, saved
@@ -125,3 +125,12 @@ def test_too_little_memory_for_one_request(model: str) -> None:
     with pytest.raises(OutOfMemory, match="raise kv_tokens or lower max_tokens"):
         llm.generate(["hello", [5] * 60], PARAMS)
     assert llm.engine.scheduler.idle and llm.generate("hello", PARAMS)[0].finish_reason == "length"
+
+
+def test_text_can_be_left_out(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=1)
+    with_text, without = llm.generate(["abc"] * 2, [params, replace(params, detokenize=False)])
+    assert with_text.text and not without.text and with_text.token_ids == without.token_ids
+    assert [c.token_ids for c in llm.stream("abc", replace(params, detokenize=False))]
+    with pytest.raises(BadInput, match="leave detokenize on"):
+        SamplingParams(stop="x", detokenize=False)

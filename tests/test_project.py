@@ -24,7 +24,7 @@ LAYERS = (
     {"types", "results", "errors"},
     {"config"},
     {"protocols"},
-    {"registry", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
+    {"registry", "trained", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
     {"accept", "drafters", "control", "metrics"},
     {"guard", "outcome", "scheduler", "recovery", "engine"},

@@ -19,6 +19,7 @@ import torch
 import transformers
 from benchmarks.gpu.shapes import World, graphed, milliseconds, model, prompt, request
 
+from outrider.models.products import TRIED, Trust
 from outrider.models.rounds import Play, shape_of
 from outrider.types import Batch, Proposal
 
@@ -86,7 +87,7 @@ def measure(name: str, contexts: tuple[int, ...]) -> dict[str, Any]:
         "weights_seconds": loaded - started,
         "check_seconds": ready - loaded,
         "first_capture_seconds": captured - ready,
-        "trusted": {str(k): v for k, v in world.decoder.products.limits.items()},
+        "untrusted": {str(k): untrusted(t) for k, t in world.decoder.products.trust.items()},
         "first": first,
     }
     for rows in ROWS:
@@ -108,6 +109,11 @@ def measure(name: str, contexts: tuple[int, ...]) -> dict[str, Any]:
     gc.collect()
     torch.cuda.empty_cache()
     return out
+
+
+def untrusted(trust: Trust) -> dict[str, Any]:
+    """Row counts at which the library's rows have other bits, and whether the package's own product has the library's."""
+    return {"rows": sorted(set(TRIED) - trust.rows), "kernel_agrees": trust.kernel}
 
 
 def main() -> None:

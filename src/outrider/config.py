@@ -35,6 +35,8 @@ class SamplingParams:
     softmax of the processed scores); `both`. `n` asks for that many samples of one prompt. `min_tokens` counts for stop
     strings, too: one that is complete within the first `min_tokens` tokens does not end the text.
 
+    `detokenize=False` leaves out the text: results then have token ids alone, which for many short passes is much faster.
+
     `processors` are functions `(tokens, scores [V]) -> scores [V]` of the whole sequence (prompt, output, and at a drafted
     position its own guesses) and of its untempered scores after penalties, bias and masks, applied in turn before temperature.
     They must be pure: they are called for guesses that come to nothing, more than once, in any order. They may change `scores`
@@ -70,6 +72,7 @@ class SamplingParams:
     accept: str | None = None
     max_depth: int | None = None
     draft: str | None = None
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -97,6 +100,8 @@ class SamplingParams:
             if not 0 <= self.seed < MAX_SEED:
                 raise BadInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
         self._check_look_ahead()
+        if stops and not self.detokenize:
+            raise BadInput("stop strings are looked for in the text; leave detokenize on, or give stop_token_ids instead")
         if self.min_tokens > self.max_tokens:
             raise BadInput(f"min_tokens ({self.min_tokens}) is larger than max_tokens ({self.max_tokens})")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

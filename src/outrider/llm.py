@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from . import control as controllers
-from . import noise, registry
+from . import noise, registry, trained
 from .accept import PerRequest, lossless
 from .config import SamplingParams
 from .drafters import pick
@@ -17,6 +17,7 @@ from .errors import BadInput
 from .guard import Guard
 from .loading import Setup, assemble, make_scheduler, start_for
 from .metrics import summarise
+from .models import weights
 from .models.weights import DEFAULT_MODEL
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .results import Chunk, Result
@@ -62,8 +63,8 @@ class LLM:
         self.notices: list[str] = []
         self.accept = PerRequest(accept)
         controllers.check(control)
-        self.control = control
-        drafter = registry.parse(self._pick(draft))
+        self.control, self._source = control, model
+        drafter = self._drafter(draft)
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
         parts = assemble(setup, drafter, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
@@ -97,7 +98,7 @@ class LLM:
         controller's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
-        accept_rule, drafter = PerRequest(accept), registry.parse(self._pick(draft))
+        accept_rule, drafter = PerRequest(accept), self._drafter(draft)
         needs, sinks, kept, start = self._target.needs, self.engine.sinks, self.control, None
         controllers.check(control or kept)
         self.control = control or kept
@@ -112,12 +113,26 @@ class LLM:
         engine.sinks, self._pool = sinks, start.pool
         self.engine, self.accept = engine, accept_rule
 
-    def _pick(self, draft: str) -> str:
-        if draft != "auto":
-            return draft
-        name, why = pick(registry.names())
-        self.notices.append(f"draft=auto picked {name}: {why}")
-        return name
+    def _drafter(self, draft: str) -> Drafter:
+        """The drafter that was asked for. One that needs a `path` but has none is the best that was trained for the model."""
+        if draft == "auto":
+            name, found, why = pick(registry.names(), trained.find(self._fingerprint()) if trained.entries() else ())
+            self.notices.append(f"draft=auto picked {name}: {why}")
+            return registry.parse(name, {} if found is None else {"path": str(found.path)})
+        if not registry.lacks(draft, "path"):
+            return registry.parse(draft)
+        name = registry.split(draft)[0]
+        ours = trained.find(self._fingerprint(), name)
+        if not ours:
+            raise BadInput(
+                f"drafter {name!r} needs path, as in {name}:path=..., since none that was trained for {self._source} is at hand; "
+                f"to train one: outrider train {name} --model {self._source}"
+            )
+        self.notices.append(f"draft={name} found {ours[0].path}")
+        return registry.parse(draft, {"path": str(ours[0].path)})
+
+    def _fingerprint(self) -> str:
+        return weights.fingerprint(weights.resolve(self._source))
 
     @property
     def drafter_name(self) -> str:
@@ -244,7 +259,9 @@ class LLM:
             failures={},
         )
 
-    def _text(self, params: SamplingParams) -> TextStream:
+    def _text(self, params: SamplingParams) -> TextStream | None:
+        if not params.detokenize:
+            return None
         include, skip = params.include_stop_str_in_output, params.skip_special_tokens
         return TextStream(self.tokenizer, params.stops, include, skip, params.min_tokens)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +17,7 @@ from .models import weights
 from .models.fast import FastTarget
 from .models.footprint import Form, check_room, footprint
 from .models.footprint import free_memory as free_memory
-from .models.hf import Decoder
+from .models.hf import Decoder, resolved
 from .models.native import Native, fitting, supports
 from .models.quantize import check_scheme
 from .models.rows import anchors
@@ -81,6 +81,7 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     cache = make_cache(setup, decoder, max_len, drafter)
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = make_target(decoder, cache, sampler, max_len, setup.invariant)
+    target.fingerprint = loaded.fingerprint.partition(" ")[0]  # of the weights before they were rounded: the same drafters fit
     return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer))
 
 
@@ -111,8 +112,9 @@ def check(setup: Setup) -> None:
 
 def start_for(target: ModelTarget, drafter: Drafter, name: str, tokenizer: TextTokenizer | None) -> Start:
     """What `drafter` is given, with just what it declared it needs."""
-    needs = drafter.needs
-    _check_features(needs.features, target, drafter.name)
+    features = tuple(resolved(name, target.decoder.num_layers) for name in drafter.needs.features)
+    needs = replace(drafter.needs, features=features)
+    _check_features(features, target, drafter.name)
     target.needs = needs
     sampler = Drawer(target.sampler)
     return Start(
@@ -129,6 +131,7 @@ def start_for(target: ModelTarget, drafter: Drafter, name: str, tokenizer: TextT
         target.cache.block_size,
         getattr(target.sampler, "usable", 0),
         tokenizer,
+        target.fingerprint,
     )
 
 

@@ -32,7 +32,8 @@ class Needs:
     """What a drafter asks of the engine. Declared once, never sniffed; what is not asked for is not captured.
 
     `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers,
-    side by side), each `[R, width]` for every row of every pass, prompt rows included. `logits`: raw fp32 logits of the
+    side by side; `mid` is layer L//2, -3 is L - 3: rounds then show it by number), each `[R, width]` for every row of every
+    pass, prompt rows included. `logits`: raw fp32 logits of the
     scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to `start`.
     """
 
@@ -112,6 +113,11 @@ class DraftSampler(Sampler, Protocol):
 class PoolView(Protocol):
     """A drafter's own KV in the target's pool: layers numbered from 0, slots shared with the target's block tables."""
 
+    block_size: int
+
+    def keys(self, layer: int) -> Tensor: ...
+    def values(self, layer: int) -> Tensor: ...
+    def table(self, requests: Sequence[Request]) -> Tensor: ...
     def view(self, layer: int, request: Request, length: int) -> tuple[Tensor, Tensor]: ...
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None: ...
     def slots(self, request: Request, start: int, end: int) -> Tensor: ...
@@ -130,6 +136,8 @@ class TargetView(Protocol):
     logits `[count, V]` of what follows each; None where memory does not allow it. `fingerprint` tells models, dtypes and kinds of
     device apart, for what is measured on one and remembered. A drafter's own states of `kv="shared"` count until a run with
     `"scratch"` writes over them.
+
+    `rows` gives the weights of embeddings and vocabulary head, `[V, H]` each, for drafters that store none of their own.
     """
 
     vocab_size: int
@@ -150,6 +158,7 @@ class TargetView(Protocol):
         kv: Literal["scratch", "shared"] = "scratch",
     ) -> PassOutput: ...
 
+    def rows(self) -> tuple[Tensor, Tensor]: ...
     def recall(self, request: Request, layers: Sequence[int | Part], count: int) -> Tensor | None: ...
 
 
@@ -157,7 +166,7 @@ class TargetView(Protocol):
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
     token strings to ids, where the `tokenizer` is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
-    `kv_block`; `usable`: ids below it can be chosen."""
+    `kv_block`; `usable`: ids below it can be chosen. `fingerprint` tells the target's weights apart (empty: not known)."""
 
     name: str
     vocab_size: int
@@ -172,6 +181,7 @@ class Start:
     kv_block: int = 64
     usable: int = 0
     tokenizer: Tokenizer | None = None
+    fingerprint: str = ""
 
 
 class Target(Protocol):
@@ -270,9 +280,12 @@ class Lesson:
 
 class Pupil(Protocol):
     """A drafter's weights while they are being trained. A drafter class that can be trained has a class method
-    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name. `loss` gives a scalar and
-    figures to show by name;
-    `save` writes a directory that the drafter's `path` option accepts, safetensors and `config.json` alone."""
+    `pupil(teacher, options)` beside `propose`, where `options` are its training options by name, typed and complete if it has a
+    nested frozen dataclass `Training` of them. `loss` gives a scalar and figures to show by name, of which `acceptance` (the
+    share of guesses that are the target's own, or one by position `[K]`) decides how long training goes on; `save` writes a
+    directory, which the drafter's `path` option accepts, of safetensors and `config.json` alone. A pupil may have a `rate`, the
+    learning rate that suits it.
+    """
 
     module: torch.nn.Module
     features: tuple[str, ...]

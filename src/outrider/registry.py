@@ -15,7 +15,7 @@ import pkgutil
 import sys
 import typing
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -105,17 +105,12 @@ def get(name: str) -> type:
     return _table()[name]
 
 
-def parse(spec: str) -> Drafter:
-    """A drafter from `NAME[:key=value,...]`. Raises `BadInput` for unknown names, unknown keys and bad values."""
-    name, _, rest = spec.partition(":")
-    cls = get(name.strip())
-    pairs = [p for p in rest.split(",") if p.strip()] if rest else []
-    values: dict[str, str] = {}
-    for key, value in (_pair(spec, p) for p in pairs):
-        if key in values:
-            raise BadInput(f"{key} is given twice in {spec!r}")
-        values[key] = value
-    config = configure(cls, values)
+def parse(spec: str, known: Mapping[str, str] | None = None) -> Drafter:
+    """A drafter from `NAME[:key=value,...]`; keys that it leaves out may be `known` otherwise. Raises `BadInput` for unknown
+    names, unknown keys and bad values."""
+    name, values = split(spec)
+    cls = get(name)
+    config = configure(cls, {**(known or {}), **values})
     try:
         return typing.cast(Drafter, cls(config))
     except OutriderError:
@@ -124,9 +119,29 @@ def parse(spec: str) -> Drafter:
         raise BadInput(f"drafter {_name(cls)!r} cannot be made: {type(error).__name__}: {error}") from error
 
 
-def configure(cls: type, values: dict[str, str]) -> Any:
-    """`cls.Config` from strings, converted by field type."""
-    config: Any = getattr(cls, "Config", None)
+def split(spec: str) -> tuple[str, dict[str, str]]:
+    """Name and values of `NAME[:key=value,...]`. Raises `BadInput` for what is no such thing."""
+    name, _, rest = spec.partition(":")
+    pairs = [p for p in rest.split(",") if p.strip()] if rest else []
+    values: dict[str, str] = {}
+    for key, value in (_pair(spec, p) for p in pairs):
+        if key in values:
+            raise BadInput(f"{key} is given twice in {spec!r}")
+        values[key] = value
+    return name.strip(), values
+
+
+def lacks(spec: str, key: str) -> bool:
+    """Whether the drafter named in `spec` needs `key`, which is not given there."""
+    name, values = split(spec)
+    config: Any = getattr(get(name), "Config", None)
+    fields = {f.name: f for f in dataclasses.fields(config)} if config is not None else {}
+    return key in fields and key not in values and fields[key].default is fields[key].default_factory is dataclasses.MISSING
+
+
+def configure(cls: type, values: dict[str, str], kind: str = "Config") -> Any:
+    """`cls.Config`, or another nested dataclass, from strings, converted by field type."""
+    config: Any = getattr(cls, kind, None)
     fields = {f.name: f for f in dataclasses.fields(config)} if config is not None else {}
     unknown = sorted(set(values) - set(fields))
     if unknown:

@@ -13,7 +13,7 @@ from outrider.drafters import translate
 from outrider.drafters.hybrid import Hybrid
 from outrider.protocols import Drafter, Replayer
 
-from .. import probes, tiny, tongues
+from .. import heads, lean, probes, tiny, tongues
 from ..probes import Prober
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -98,6 +98,8 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "hybrid:merge": _named("hybrid:merge=yes,members=ngram(min=1;depth=3)+suffix(width=2;depth=4)"),
         "hybrid:all": lambda answers: _hybrid(answers, False),
         "hybrid:all,merge": lambda answers: _hybrid(answers, True),
+        "hybrid:heads": lambda answers: Hybrid.of([registry.parse("suffix:factor=3"), heads.eagle(), heads.medusa()]),
+        "hybrid:heads,merge": lambda answers: Hybrid.of([heads.medusa(), heads.eagle(), probes.Replay(answers, depth=3)], True),
         "hybrid:parts": _named("hybrid:members=early_exit(exit=2;floor=0;depth=3)+layer_skip(attention=1;depth=2)+suffix"),
         "hybrid:parts,merge": _named("hybrid:merge=yes,members=early_exit(exit=1;floor=0)+layer_skip(mlp=1)+ngram(min=1)"),
         "hybrid:owner": lambda answers: Hybrid.of([Prober(answers), probes.Owner(answers)], True),
@@ -120,6 +122,21 @@ SPECIAL: dict[str, dict[str, Maker]] = {
         "draft_model:pairs": lambda answers: _pairs("ids"),
         "draft_model:pairs,text": lambda answers: _pairs("text"),
         "draft_model:cut": lambda answers: tiny.draft_model(2, vocab=tiny.VOCAB - 8, depth=7),
+        "draft_model:lean": lambda answers: lean.draft(),
+        "draft_model:lean,width=3": lambda answers: lean.draft(vocab=30, depth=3, width=3),
+    },
+    "eagle": {
+        "eagle": lambda answers: heads.eagle(),
+        "eagle:chain": lambda answers: heads.eagle(width=1, depth=3, vocab=30),
+        "eagle:one": lambda answers: heads.eagle(version=1, nodes=7),
+        "eagle:switches": lambda answers: heads.eagle(
+            nodes=12, depth=3, width=5, rows="own", vocab=20, fc_norm=True, norm_output=True, norm_before_residual=True
+        ),
+    },
+    "medusa": {
+        "medusa": lambda answers: heads.medusa(),
+        "medusa:chain": lambda answers: heads.medusa(nodes=1, rows="own"),
+        "medusa:few": lambda answers: heads.medusa(nodes=9, vocab=20, layers=2),
     },
     "synthetic": {"synthetic": _replaying},
     "layer_skip": {
@@ -142,6 +159,8 @@ PROBES: dict[str, Maker] = {
     "exiter": lambda answers: probes.Exiter(),
     "prober": lambda answers: probes.Prober(answers),
     "sleeper:1": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 1),
+    "sleeper:eagle": lambda answers: probes.Sleeper(heads.eagle(), 1),
+    "sleeper:medusa": lambda answers: probes.Sleeper(heads.medusa(), 2),
     "sleeper:7": lambda answers: probes.Sleeper(tiny.draft_model(2, depth=3, width=2), 7),
     "merger": lambda answers: probes.Merger(tiny.draft_model(2, depth=3, width=2), probes.Replay(answers, depth=4, spoil=0.3)),
 }

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache as memo
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +16,15 @@ from outrider import oracle, registry
 from outrider.accept import RULES, PerRequest, rule
 from outrider.bench.chance import chi_squared
 from outrider.config import SamplingParams
+from outrider.drafters._eagle import EaglePupil, EagleTraining
+from outrider.drafters._medusa import MedusaPupil, MedusaTraining
 from outrider.drafters.draft_model import DraftModel
 from outrider.errors import OutriderWarning
 from outrider.models.hf import Decoder, truncate
 from outrider.protocols import Drafter
 from outrider.types import NONE, Batch, Budget, Proposal, Scores, StepEvent, Verdict
 
-from .. import probes, tiny
+from .. import heads, probes, tiny
 from .drafters import every
 from .test_text import OPTIONS, PROMPTS, answers, check_statistics, plain, requests
 
@@ -196,6 +199,34 @@ def test_a_stop_rule_that_reads_the_past_keeps_the_law(accept: str) -> None:
     assert p_value(Moody(small_draft()), accept) > 1e-4
 
 
+@memo
+def small_heads(kind: str) -> Path:
+    """Random heads for the model of the law tests."""
+    whole = tiny.model(vocab_size=WORDS, seed=5, initializer_range=0.2, dtype=torch.float32)
+    rows = {"embeddings": whole.get_input_embeddings().weight, "head": whole.get_output_embeddings().weight}
+    teacher = heads.teacher(config=whole.config.to_dict(), counts=torch.arange(WORDS), **rows)
+    torch.manual_seed(1)
+    pupil = EaglePupil(teacher, EagleTraining()) if kind == "eagle" else MedusaPupil(teacher, MedusaTraining(heads=2))
+    heads.scrambled(pupil.module, size=0.1)
+    path = heads.room()
+    pupil.save(path)
+    return path
+
+
+@pytest.mark.parametrize("spec", ["eagle:width=2,depth=2,nodes=4", "eagle:width=1,depth=2", "medusa:nodes=5"])
+@pytest.mark.parametrize(
+    "accept", ["rejection", *(pytest.param(r, marks=pytest.mark.slow) for r in LOSSLESS if r != "rejection")]
+)
+def test_heads_follow_the_law(accept: str, spec: str) -> None:
+    """Draws from a head's distribution, with the probabilities that the rule is told."""
+    name, _, rest = spec.partition(":")
+    assert p_value(registry.parse(f"{name}:path={small_heads(name)},{rest}"), accept) > 1e-4
+
+
+def test_heads_that_drop_what_they_drew_are_found() -> None:
+    assert p_value(Dropper(registry.parse(f"eagle:path={small_heads('eagle')},width=1,depth=2")), "rejection") < 1e-8
+
+
 class Fixed(Drafter):
     """The same tree whatever comes: guesses without q."""
 
@@ -234,6 +265,13 @@ class LookThenDrop(probes.Sleeper):
             return made
         sizes = made.sizes.where(made.tokens[:, 0] % 2 == 0, 0)
         return replace(made, sizes=sizes)
+
+
+class Dropper(LookThenDrop):
+    """The same, around a drafter that needs to see every round."""
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        self.inner.observe(batch, proposal, verdict, scores)
 
 
 class WrongHeat(probes.Sleeper):

@@ -232,6 +232,11 @@ class AttachedPool:
     def __init__(self, pool: Pool, store: Store) -> None:
         self._pool = pool
         self._store = store
+        self.block_size = pool.block_size
+
+    def table(self, requests: Sequence[Request]) -> Tensor:
+        """As `Pool.table`: the target's."""
+        return self._pool.table(requests)
 
     def keys(self, layer: int) -> Tensor:
         """All keys of a layer, `[slots, heads, dim]`."""

@@ -98,11 +98,11 @@ def _plan(drafts: list[str], workloads: list[str], sizes: dict[str, Any]) -> Pla
     """All that can be wrong with a request is found before a model is loaded for it."""
     from ..bench import workloads as known
     from ..bench.runner import Plan
-    from ..registry import parse
+    from ..registry import lacks, parse
 
     for draft in drafts:
         check_draft(draft)
-        if draft != AUTO:
+        if draft != AUTO and not lacks(draft, "path"):  # which may be found once the model is known
             parse(draft)
     plan = Plan(tuple(drafts), tuple(known.find(name) for name in workloads or known.names()), **sizes)
     assert plan.params  # checks what SamplingParams checks

@@ -25,18 +25,18 @@ def describe_drafters() -> str:
     lines = [f"{AUTO}: picks a drafter that suits the model"]
     for name in names():
         drafter = get(name)
-        lines.append(f"{name}: {_first_line(drafter)}")
+        lines.append(f"{name}: {first_line(drafter)}")
         config = getattr(drafter, "Config", None)
         if config is not None:
-            lines.extend(f"    {option}" for option in _options(config))
+            lines.extend(f"    {option}" for option in options(config))
     return "\n".join(lines)
 
 
-def _first_line(drafter: type) -> str:
+def first_line(drafter: type) -> str:
     return (inspect.getdoc(drafter) or "").partition("\n")[0]
 
 
-def _options(config: type) -> list[str]:
+def options(config: type) -> list[str]:
     shown = []
     for field in dataclasses.fields(config):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+from ..trained import Trained
 
 AUTO = (
     ("suffix", "it needs no weights, and remembers longer repeats than prompt lookup does"),
     ("ngram", "prompt lookup needs no weights; it guesses only where the text repeats itself"),
 )
-"""What `draft="auto"` picks from while no trained drafter is at hand, the best first, and why."""
+"""What `draft="auto"` picks from where no trained drafter fits, the best first, and why."""
 
 
-def pick(known: Collection[str]) -> tuple[str, str]:
-    """The best of the drafters that are there, and the reason in words. Whether it pays on the traffic is the controller's
-    business: it looks ahead only as far as that is worth the time."""
-    return next((name, why) for name, why in AUTO if name in known)
+def pick(known: Collection[str], trained: Sequence[Trained] = ()) -> tuple[str, Trained | None, str]:
+    """The best of the drafters that are there, where it is if it was trained, and the reason in words. `trained`: those that fit
+    the target, the best first. Whether it pays on the traffic is the controller's business: it looks ahead only as far as that is
+    worth the time."""
+    for found in trained:
+        if found.method in known:
+            return found.method, found, f"it was trained for this model: {found.tau:.2f} tokens per round on held-out prompts"
+    name, why = next((name, why) for name, why in AUTO if name in known)
+    return name, None, why

@@ -5,28 +5,36 @@ over its own KV cache, and its choices use the target's processors and noise (Gu
 any temperature; under the classical rules they are draws from its own processed distribution, which the proposal then carries.
 The cache's rule is one line: before drafting, feed every known token that has no KV yet. That closes the hole left by full
 acceptance (the last guess was never fed), and catches up after any number of idle rounds.
+
+A model can be trained for a target (`_distil.py`); it may then borrow the target's rows and guess some tokens only.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cache.paged import PagedCache
 from ..errors import BadInput, DrafterMismatch
-from ..models import weights
-from ..models.chain import Chains
+from ..models import lean, weights
+from ..models.chain import Chains, spread
 from ..models.footprint import footprint, free_memory
 from ..models.hf import Decoder, truncate
 from ..models.layout import Layout
 from ..models.native import fitting
 from ..models.rows import anchors
-from ..protocols import Drafter, Start
+from ..protocols import Drafter, Needs, Start, Teacher
 from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, PassOutput, Proposal, Request, Scores, Verdict
 from . import translate
+from ._distil import Distilled
+from ._distil import Training as Distillation
 
 _CHUNK = 512
 _LEAST = 64
@@ -61,6 +69,13 @@ class DraftModel(Drafter):
         tokens: int = 0
         match: str = "auto"
 
+    Training = Distillation
+
+    @classmethod
+    def pupil(cls, teacher: Teacher, options: Mapping[str, Any]) -> Distilled:
+        """A draft model to be trained; see `protocols.Pupil`."""
+        return Distilled(teacher, Distillation(**options))
+
     def __init__(self, config: Config) -> None:
         for name, low in (("layers", 0), ("depth", 1), ("width", 1)):
             if getattr(config, name) < low:
@@ -71,16 +86,26 @@ class DraftModel(Drafter):
         self._memory: dict[int, Memory] = {}
         self.bridge: translate.Bridge | None = None
         self.chains: Chains | None = None
+        self.path = Path(os.path.expanduser(config.path))
+        self.origin = lean.origin(self.path)
+        self.needs = Needs(target=self.origin is not None)
 
     def start(self, start: Start) -> None:
         """Load the draft and make its cache. Raises `DrafterMismatch` when it cannot be understood."""
+        if self.origin is not None and start.view is not None:
+            self.origin.check(start.fingerprint, start.name)
+            own, ids = lean.load(self.path, start.view.rows(), start.dtype)
+            own = truncate(own.to(start.device), self.config.layers, self.path.name)  # type: ignore[arg-type]
+            self.bind(fitting(own, self.path.name), start, None, ids)
+            return
         loaded = weights.load(weights.resolve(self.config.path), dtype=start.dtype, device=str(start.device))
         model = truncate(loaded.model, self.config.layers, loaded.name)
         self.bind(fitting(model, loaded.name), start, loaded.tokenizer)
 
-    def bind(self, decoder: Decoder, start: Start, tokenizer: object = None) -> None:
-        """Use an already loaded decoder."""
-        self.bridge = check_vocabulary(decoder, tokenizer, start, self.config.match)
+    def bind(self, decoder: Decoder, start: Start, tokenizer: object = None, ids: Tensor | None = None) -> None:
+        """Use an already loaded decoder, whose scores are those of the target's tokens `ids` (None: of all, in order)."""
+        self.ids, self.known = ids, int(decoder.model.get_input_embeddings().weight.shape[0])
+        self.bridge = check_vocabulary(decoder, tokenizer, start, self.config.match) if ids is None else None
         self.decoder, self.sampler, self.vocab, self.width = decoder, start.sampler, start.vocab_size, self.config.width
         if self.bridge is not None:
             self.sampler, self.vocab = self.bridge.sampler, decoder.vocab_size
@@ -88,12 +113,15 @@ class DraftModel(Drafter):
         block = start.kv_block
         blocks = self._tokens(decoder, start) // block + 1
         self.cache = PagedCache(decoder.layers, blocks, block, dtype=decoder.dtype, device=decoder.device)
-        plain = self.bridge is None and self.width == 1 and decoder.vocab_size >= start.usable > 0
-        self.chains = Chains(decoder, self.cache, start.usable) if plain and anchors(self.cache) else None
+        answers = self.vocab if ids is not None else decoder.vocab_size
+        plain = self.bridge is None and self.width == 1 and answers >= start.usable > 0
+        self.chains = Chains(decoder, self.cache, start.usable, ids) if plain and anchors(self.cache) else None
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """Weights, and KV for as many tokens as the target has, or for `tokens`. A hub id not fetched yet is fetched."""
         size = footprint(weights.resolve(self.config.path))
+        if self.origin is not None:
+            size = replace(size, parameters=size.parameters + lean.numbers(self.path, self.origin))
         each = size.kv * dtype.itemsize
         if self.config.layers and size.layers:
             each = each * min(self.config.layers, size.layers) // size.layers
@@ -241,9 +269,9 @@ class DraftModel(Drafter):
 
     def _run(self, batch: Batch, nodes: Proposal, start: int | list[int], computed: list[int]) -> PassOutput:
         layout = Layout.build(batch, nodes, self.cache, start, computed)
-        known = layout.tokens.clamp(max=self.decoder.vocab_size - 1)  # ids past the draft's vocabulary are padding nobody writes
+        known = layout.tokens.clamp(max=self.known - 1)  # ids past the draft's vocabulary are padding nobody writes
         out = self.decoder.forward(replace(layout, tokens=known), self.cache)
-        logits = None if out.logits is None else _fit(out.logits, self.vocab)
+        logits = None if out.logits is None else _fit(out.logits, self.vocab, self.ids)
         return PassOutput(out.rows, None, logits, {}, layout.slots(batch))
 
     def _grow(self, forest: Forest, out: PassOutput, rooms: list[int]) -> bool:
@@ -317,9 +345,11 @@ class Forest:
         return Proposal.trees(trees, device)
 
 
-def _fit(logits: Tensor, vocab: int) -> Tensor:
-    """Draft logits over the target's vocabulary: cut padding, or forbid what the draft does not know."""
+def _fit(logits: Tensor, vocab: int, ids: Tensor | None = None) -> Tensor:
+    """Draft logits, of all tokens or of `ids`, over the target's vocabulary: cut padding, forbid what the draft lacks."""
     have = logits.shape[1]
+    if ids is not None:
+        return spread(logits, vocab, ids)
     if have >= vocab:
         return logits[:, :vocab]
     return torch.nn.functional.pad(logits, (0, vocab - have), value=float("-inf"))

@@ -38,12 +38,15 @@ class Shape(NamedTuple):
 
 
 class Chains:
-    """Chains of a draft model over its own paged KV. `usable`: ids that the target's tokenizer knows."""
+    """Chains of a draft model over its own paged KV. `usable`: ids that the target's tokenizer knows. The draft's scores
+    are those of the tokens `ids [n]`, or of all."""
 
-    def __init__(self, decoder: Decoder, cache: Any, usable: int) -> None:
+    def __init__(self, decoder: Decoder, cache: Any, usable: int, ids: Tensor | None = None) -> None:
         from ..kernels.rounds import Lanes
 
-        self.decoder, self.cache, self.usable = decoder, cache, min(usable, decoder.vocab_size)
+        self.decoder, self.cache, self.usable, self.ids = decoder, cache, usable, ids
+        self.shown = usable if ids is None else max(usable, int(ids.max()) + 1)
+        self.known = int(decoder.model.get_input_embeddings().weight.shape[0])
         blocks = -(-min(decoder.max_len + 64, cache.capacity) // cache.block_size) + 1
         self.lanes = Lanes.make(LANES + 1, blocks, decoder.device)
         self.book = LaneBook(self.lanes, cache)
@@ -120,12 +123,13 @@ class Chain:
         write = torch.where(there & (block > 0), block.long() * BLOCK + place % BLOCK, 0)
         attend = torch.where(there, place, -1)
         ends = torch.arange(1, self.shape.requests + 1, device=lane.device) * fed - 1
-        token = tokens.reshape(-1).long().clamp(0, owner.decoder.vocab_size - 1)
+        token = tokens.reshape(-1).long().clamp(0, owner.known - 1)
         wanted: Tensor | None = ends
         part, at = slice(0, fed), self.tiles[0]
         for k in range(self.shape.guesses):
             rows = self._rows(token, (flat(attend[:, part]), flat(write[:, part])), table, at)
             logits = owner.decoder.scored(rows, owner.cache, wanted)
+            logits = logits if owner.ids is None else spread(logits, owner.shown, owner.ids)
             chosen = self.out[:, k].contiguous()
             choose(logits, Asked(lane, length + k), owner.lanes, self.work, chosen)
             self.out[:, k].copy_(chosen)
@@ -140,6 +144,12 @@ class Chain:
         where = Where(attend, self.given[:, 1], nothing, table, tiles, self.shape.longest, self.tile)
         position = attend.clamp(0, self.owner.decoder.max_len - 1)
         return Rows(token, position, write, where, False, False, self.shape.longest)
+
+
+def spread(logits: Tensor, vocab: int, ids: Tensor) -> Tensor:
+    """Logits `[R, n]` of the tokens `ids` over a vocabulary `[R, vocab]`; the others are impossible."""
+    whole = logits.new_full((len(logits), vocab), float("-inf"))
+    return whole.index_copy_(1, ids, logits)
 
 
 def flat(table: Tensor) -> Tensor:

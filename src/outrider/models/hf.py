@@ -240,12 +240,27 @@ def truncate(model: PreTrainedModel, layers: int, name: str = "model") -> PreTra
         return model
     if layers > config.num_hidden_layers:
         raise BadInput(f"cannot keep {layers} layers of {name}: it has only {config.num_hidden_layers}")
+    return keep_layers(model, range(layers), name)
+
+
+def keep_layers(model: PreTrainedModel, layers: Sequence[int], name: str = "model") -> PreTrainedModel:
+    """Keep only these decoder layers, in order, renumbered. The model itself is changed."""
+    config = model.config.get_text_config()
     field, blocks = _blocks(model.base_model, config.num_hidden_layers, name)
-    setattr(model.base_model, field, blocks[:layers])
-    config.num_hidden_layers = layers
+    kept = nn.ModuleList(blocks[i] for i in layers)
+    for i, block in enumerate(kept):
+        if hasattr(block, "self_attn") and hasattr(block.self_attn, "layer_idx"):
+            block.self_attn.layer_idx = i
+    setattr(model.base_model, field, kept)
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+        config.layer_types = [config.layer_types[i] for i in layers]
+    config.num_hidden_layers = len(layers)
     return model
+
+
+def find_blocks(model: PreTrainedModel, name: str = "model") -> nn.ModuleList:
+    """The model's decoder layers."""
+    return _blocks(model.base_model, model.config.get_text_config().num_hidden_layers, name)[1]
 
 
 def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]:
@@ -253,6 +268,18 @@ def _blocks(base: nn.Module, count: int, name: str) -> tuple[str, nn.ModuleList]
         if isinstance(child, nn.ModuleList) and len(child) == count:
             return field, child
     raise UnsupportedModel(f"{name}: found no list of {count} decoder layers in {type(base).__name__}")
+
+
+def resolved(name: str, layers: int) -> str:
+    """A feature's name with its layers by number: `mid` is layer L//2, -k counts from the end (`hidden:2,mid,-3`)."""
+    kind, _, parts = name.partition(":")
+    return f"{kind}:" + ",".join(_layer(part, layers) for part in parts.split(","))
+
+
+def _layer(part: str, layers: int) -> str:
+    if part == "mid":
+        return str(layers // 2)
+    return str(layers + int(part)) if part.startswith("-") and part[1:].isdecimal() else part
 
 
 def taps_of(name: str) -> list[str]:

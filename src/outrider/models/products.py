@@ -10,6 +10,7 @@ finds out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,12 @@ class PackedLinear(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         self.bias = None if linear.bias is None else linear.bias.detach()
         self.paired = self._splits_single_row()
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as they were, in a copy."""
+        out: Tensor = self.packed.to_dense()
+        return out
 
     def _splits_single_row(self) -> bool:
         generator = torch.Generator().manual_seed(0)
@@ -76,24 +83,40 @@ def pack(model: nn.Module) -> int:
     return count
 
 
-_ROWS = (1, 16, 48, 64, 256, 1024)
-"""Row counts at which every weight shape is tried at load."""
 NARROW = 48
 """Rows up to which a row's bits must not depend on what shares its pass, whatever was asked for."""
+TRIED = (*range(1, NARROW + 1), 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Row counts at which every weight shape is tried at load: all of those of narrow passes, and the sizes of captured ones."""
+_COMPARED = 256
+"""Rows that are compared."""
+_SAME = 16
+"""Rows of the passes whose bits are the standard."""
+_MOST = 2**26
+"""Products of more numbers than this are not tried: the vocabulary head never has so many rows."""
+Key = tuple[int, int, torch.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """For one weight shape: at which row counts the library's rows have the bits that they have among 16, and whether the rows of
+    `kernels.product`, at whatever count, have them, too."""
+
+    rows: frozenset[int]
+    kernel: bool
 
 
 class Products:
-    """Matrix products on a GPU. The vendor's library is used as far as its rows are independent of each other; beyond, where
-    that matters (always up to `NARROW` rows, everywhere under `invariant`), a product that never splits the inner dimension.
+    """Matrix products on a GPU. The vendor's library is used where its rows are independent of each other; elsewhere, where that
+    matters (always up to `NARROW` rows, everywhere under `invariant`), a product that never splits the inner dimension, or the
+    library's at a row count that is known to be good.
 
-    `limits` holds, per weight shape and output type, the most rows at which the library's rows had the same bits as in a pass of
-    16; `check` fills it. A shape that was never checked is trusted. Quantised weights have one kernel, in tiles of few rows or
-    many; `tiles` holds, per shape and bits, whether both give the same bits.
-    """
+    `trust` holds what was found out per weight shape and output type; `check` fills it. A shape that was never checked is
+    trusted. Quantised weights have one kernel, in tiles of few rows or many; `tiles` holds, per shape and bits, whether both give
+    the same bits."""
 
     def __init__(self, invariant: bool = False) -> None:
         self.invariant = invariant
-        self.limits: dict[tuple[int, int, torch.dtype], int] = {}
+        self.trust: dict[Key, Trust] = {}
         self.tiles: dict[tuple[int, int, int], bool] = {}
 
     def __call__(self, x: Tensor, weight: Weight, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -101,24 +124,28 @@ class Products:
         out = dtype or x.dtype
         if isinstance(weight, Quantized):
             return self._quantized(x, weight, bias, out)
-        rows, limit = x.shape[0], self.limits.get((*weight.shape, out), _ROWS[-1])
-        if rows > limit and (self.invariant or rows <= NARROW):
+        rows, trust = x.shape[0], self.trust.get((*weight.shape, out))
+        if trust is None or rows in trust.rows or (rows > NARROW and not self.invariant):
+            return _vendor(x, weight, bias, out)
+        if trust.kernel:
             from ..kernels.product import linear
 
             return linear(x, weight, bias, out)
-        return _vendor(x, weight, bias, out)
+        size = min((r for r in trust.rows if r >= rows), default=max(trust.rows))
+        padded = nn.functional.pad(x, (0, 0, 0, -rows % size))
+        return torch.cat([_vendor(part, weight, bias, out) for part in torch.split(padded, size)])[:rows]
 
     @torch.inference_mode()
-    def check(self, weights: Sequence[tuple[Weight, Tensor | None, torch.dtype]]) -> dict[tuple[int, int, torch.dtype], int]:
-        """Try every distinct shape of (weight, bias, output type) and remember up to how many rows it may be trusted."""
+    def check(self, weights: Sequence[tuple[Weight, Tensor | None, torch.dtype]]) -> dict[Key, Trust]:
+        """Try every distinct shape of (weight, bias, output type), and remember what may be trusted."""
         for weight, bias, dtype in weights:
             if isinstance(weight, Quantized):
                 self.tiles[(*weight.shape, weight.bits)] = _tiles_agree(weight, dtype)
                 continue
-            shape = (weight.shape[0], weight.shape[1], dtype)
-            if shape not in self.limits:
-                self.limits[shape] = _trusted(weight, bias, dtype)
-        return self.limits
+            key = (weight.shape[0], weight.shape[1], dtype)
+            if key not in self.trust:
+                self.trust[key] = _trust(weight, bias, dtype)
+        return self.trust
 
     def _quantized(self, x: Tensor, weight: Quantized, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         from ..kernels.quantized import FEW, MANY, linear
@@ -144,16 +171,28 @@ def _vendor(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) 
     return out if bias is None else out + bias.to(dtype)
 
 
-def _trusted(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> int:
-    """The largest of `_ROWS` up to which every row has the bits it has among 16; 0 if it differs even alone."""
+def _trust(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Trust:
+    """Compare rows of all counts with the same rows among 16."""
     generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(_ROWS[-1], weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
-    sixteen = torch.cat([_vendor(part, weight, bias, dtype) for part in (x[i : i + 16] for i in range(0, min(256, len(x)), 16))])
-    trusted = 0
-    for rows in _ROWS:
-        parts = [x[i : i + rows] for i in range(0, min(256, 4 * rows), rows)] if rows < 256 else [x[:rows]]
-        got = torch.cat([_vendor(part, weight, bias, dtype) for part in parts])[:256]
-        if not torch.equal(got, sixteen[: got.shape[0]]):
-            break
-        trusted = rows
-    return trusted
+    x = torch.randn(max(TRIED[-1], _COMPARED), weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
+    right = torch.cat([_vendor(part, weight, bias, dtype) for part in torch.split(x[:_COMPARED], _SAME)])
+    counts = [rows for rows in TRIED if rows * weight.shape[0] <= _MOST or rows <= NARROW]
+    same = torch.stack([_agree(x, rows, right, (weight, bias, dtype)) for rows in counts]).tolist()
+    good = frozenset(rows for rows, fine in zip(counts, same, strict=True) if fine) | {_SAME}
+    return Trust(good, weight.device.type == "cuda" and _kernel_agrees(x, right, (weight, bias, dtype)))
+
+
+def _agree(x: Tensor, rows: int, right: Tensor, how: tuple[Tensor, Tensor | None, torch.dtype]) -> Tensor:
+    """Whether rows come out as in `right` among so many: the first ones, and others in the middle."""
+    found = []
+    for start in (0, _COMPARED // 2) if rows <= _COMPARED // 2 else (0,):
+        got = _vendor(x[start : start + rows], *how)
+        wanted = right[start : start + rows]
+        found.append((got[: len(wanted)] == wanted).all())
+    return torch.stack(found).all()
+
+
+def _kernel_agrees(x: Tensor, right: Tensor, how: tuple[Tensor, Tensor | None, torch.dtype]) -> bool:
+    from ..kernels.product import linear
+
+    return all(torch.equal(linear(x[:rows], *how), right[:rows]) for rows in (1, _SAME, NARROW, _COMPARED))

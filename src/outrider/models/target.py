@@ -31,6 +31,9 @@ class ModelTarget:
         self.needs = Needs()
         self.loans = Loans()
 
+    fingerprint = ""
+    """Tells the weights apart, where they came from files."""
+
     anchored = False
     """Whether a token's KV has the same bits whichever pass computed it."""
 
@@ -157,6 +160,11 @@ class View:
         if lends and out.hidden is not None:
             target.loans.lend(out, out.hidden, len(layers), layout)
         return out
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Weights `[V, H]` of embeddings and vocabulary head."""
+        model = self._target.decoder.model
+        return model.get_input_embeddings().weight.detach(), model.get_output_embeddings().weight.detach()
 
     def recall(self, request: Request, layers: Layers, count: int) -> Tensor | None:
         """See `protocols.TargetView`. `ValueError` unless all but the last token have KV and `count` of them are there."""

@@ -77,6 +77,16 @@ class TextTokenizer:
             raise BadInput(f"the model's chat template rejects these messages: {error}") from error
         return list(ids)
 
+    def frame(self) -> tuple[str, str]:
+        """What the chat template writes before and after the words of a conversation's first user turn."""
+        mark = "user-words-go-here"
+        try:
+            text = self._backend.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
+        except Exception as error:
+            raise BadInput(f"the model's chat template rejects a plain user turn: {error}") from error
+        before, _, after = str(text).partition(mark)
+        return before, after
+
 
 def _check(messages: object) -> None:
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)) or not messages:

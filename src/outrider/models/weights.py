@@ -119,6 +119,15 @@ def fetch(source: Source, progress: Progress | None = None) -> Source:
     return Source("directory", source.name, _fetch(source.name, progress or (lambda line: None)))
 
 
+def fingerprint(source: Source) -> str:
+    """What `load` will call these weights, without loading them; a hub's files are fetched. Raises as `load` does."""
+    source = fetch(source)
+    path = _path(source)
+    if source.kind == "embedded":
+        return embedded.SHA256
+    return sampled_digest(path / "config.json", *check_directory(path)) if source.kind == "directory" else sampled_digest(path)
+
+
 def _gguf_file(path: Path) -> Path:
     if is_gguf(path):
         return path
@@ -188,7 +197,7 @@ def _write(converted: Converted, directory: Path) -> None:
     """The model as transformers saves it."""
     from safetensors.torch import save_file
 
-    with _quiet():
+    with quiet():
         save_file(converted.state, directory / "model.safetensors", metadata={"format": "pt"})
         converted.config.save_pretrained(directory)
         converted.generation.save_pretrained(directory)
@@ -197,7 +206,7 @@ def _write(converted: Converted, directory: Path) -> None:
 
 def _assembled(converted: Converted, options: dict[str, Any]) -> PreTrainedModel:
     """The model from weights in memory."""
-    with _quiet():
+    with quiet():
         kind = _model_class(converted.config, "the GGUF file")
         model: PreTrainedModel = kind.from_pretrained(None, config=converted.config, state_dict=converted.state, **options)
     model.generation_config = converted.generation
@@ -208,14 +217,14 @@ def _read_model(path: Path, options: dict[str, Any]) -> PreTrainedModel:
     from transformers import AutoConfig
 
     try:
-        with _quiet():
+        with quiet():
             config = AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:
         raise UnsupportedModel(f"{path}: transformers cannot read its config.json: {_first(error)}") from error
     kind = _model_class(config, str(path))
     extra = {"local_files_only": True, "output_loading_info": True, "ignore_mismatched_sizes": True, "use_safetensors": True}
     try:
-        with _quiet():
+        with quiet():
             model, report = kind.from_pretrained(path, config=config, **extra, **options)
     except Exception as error:
         raise UnsupportedModel(f"{path}: transformers cannot load this model: {_first(error)}") from error
@@ -240,7 +249,7 @@ def _read_tokenizer(path: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        with _quiet():
+        with quiet():
             return AutoTokenizer.from_pretrained(path, local_files_only=True)
     except Exception as error:
         raise ModelNotFound(
@@ -273,7 +282,7 @@ def _first(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Progress bars, log lines and warnings of transformers off meanwhile."""
     from transformers.utils import logging
 

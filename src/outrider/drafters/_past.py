@@ -1,0 +1,78 @@
+"""What a drafter that reads the target's states of every token has seen of a request: states not read yet, KV already made.
+
+A round shows the states of the tokens it fed. Which of a round's guesses were accepted only the device knows at that moment, so
+the states of accepted rows are put in order there, and read no further than the request's tokens turn out to reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..types import Batch, Request, Scores, Verdict
+
+
+@dataclass(slots=True)
+class Past:
+    """Draft KV stands for positions `base .. computed - 1`; `pieces` are (first position, states `[n, W]`) in order, of which the
+    last may be longer than what is valid. Before `base` nothing was seen: a gap, which the drafter does not look across."""
+
+    base: int = 0
+    computed: int = 0
+    pieces: list[tuple[int, Tensor]] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The first position of which nothing is known."""
+        return max([self.computed, *(start + len(states) for start, states in self.pieces[-1:])])
+
+    def add(self, start: int, states: Tensor) -> None:
+        """States of the positions from `start` on; what was known of them is out of date, and before a gap lies nothing."""
+        if start > self.end or start < self.base:
+            self.base, self.computed, self.pieces = start, start, []
+        self.computed = min(self.computed, start)
+        kept = [(first, old[: start - first]) for first, old in self.pieces if first < start]
+        if sum(len(old) for _, old in kept) > 1:  # rounds without guesses: keep no whole round's states alive for one request's
+            kept = [(first, old.clone()) for first, old in kept]
+        self.pieces = [*kept, (start, states)]
+
+    def unread(self, end: int) -> int:
+        """How many positions below `end` have states but no KV."""
+        return max(0, min(end, self.end) - self.computed)
+
+    def rows(self, start: int, end: int) -> Tensor | None:
+        """States `[end - start, W]`, or None if some are missing."""
+        parts = [states[max(0, start - first) : end - first] for first, states in self.pieces if first < end]
+        found = [p for p in parts if len(p)]
+        if sum(map(len, found)) != end - start:
+            return None
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def read(self, end: int) -> None:
+        """There is KV for all positions below `end`; the last one's states are kept, to be read again if nothing is added."""
+        kept = [(first, states) for first, states in self.pieces if first + len(states) >= end]
+        self.pieces = [(max(first, end - 1), states[max(0, end - 1 - first) :]) for first, states in kept]
+        self.computed = end
+
+
+def in_order(batch: Batch, verdict: Verdict, scores: Scores, feature: str) -> list[Tensor]:
+    """Per request the states of its committed rows by position, from `request.computed` on: `[n, W]`, of which as many count as
+    the round committed. No host sync."""
+    rows, states = scores.rows, scores.features[feature]
+    device, most = states.device, verdict.tokens.shape[1] - 1
+    counts = [p + (most if ready else 0) for p, ready in zip(batch.pending, batch.ready, strict=True)]
+    starts = [sum(counts[:b]) - r.computed for b, r in enumerate(batch.requests)]
+    total = sum(counts)
+    shift = torch.tensor(starts).to(device, non_blocking=True)
+    path = verdict.path.to(device)[rows.request]
+    kept = (rows.slot <= 0) | (path == rows.slot[:, None] - 1).any(1)
+    place = torch.where(kept, rows.position + shift[rows.request], total).clamp(0, total)
+    table = states.new_zeros(total + 1, states.shape[1]).index_copy_(0, place, states)
+    return list(torch.split(table[:total], counts))
+
+
+def missing(request: Request) -> int:
+    """The position after the last one whose state can be paired with a token: the last token's own state is still to come."""
+    return len(request.tokens) - 1

@@ -1,0 +1,211 @@
+"""EAGLE, versions 1, 2, 3 and 3.1 (Li et al. 2024, 2025): one decoder layer that reads the target's own states guesses level by
+level.
+
+Which version it is, its checkpoint says. Draft KV of known tokens always comes from the target's true states, which every round
+shows; KV of guesses lives for one round, beside the pool. So before guessing the drafter reads what was accepted since, however
+many rounds ago, and nothing else has to be repaired: not full acceptance, not idle rounds, not preemption. Its KV lies in the
+target's pool, at the position of the state it was made from (a token is paired with the state one token before it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput, DrafterMismatch
+from ..models import checkpoint as files
+from ..models import eagle_files
+from ..models.eagle_net import attend
+from ..models.hf import resolved
+from ..models.products import pack
+from ..protocols import Drafter, KVNeed, Needs, PoolView, Start, Teacher
+from ..registry import register
+from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
+from ._climb import Climber, Ground, Limits
+from ._eagle import EaglePupil, EagleTraining
+from ._grown import Part, joined
+from ._past import Past, in_order, missing
+
+_FEW = 48
+"""Unread tokens up to which all requests are read in one pass."""
+_CHUNK = 512
+"""Tokens read in one pass where there are more."""
+
+
+@register("eagle")
+class Eagle(Drafter):
+    """One layer over the target's states, guessing a tree level by level."""
+
+    @dataclass(frozen=True, slots=True)
+    class Config:
+        """`path`: directory of the drafter, or hub id. `depth`: levels guessed; `width`: nodes fed per level, and children looked
+        at under each (1: a chain); `nodes`: guesses kept, the likeliest ones."""
+
+        path: str
+        depth: int = 5
+        width: int = 4
+        nodes: int = 15
+
+    Training = EagleTraining
+
+    @classmethod
+    def pupil(cls, teacher: Teacher, options: Mapping[str, Any]) -> EaglePupil:
+        """A drafter to be trained; see `protocols.Pupil`."""
+        return EaglePupil(teacher, EagleTraining(**options))
+
+    def __init__(self, config: Config) -> None:
+        for name in ("depth", "width", "nodes"):
+            if getattr(config, name) < 1:
+                raise BadInput(f"eagle needs {name} >= 1, got {getattr(config, name)}")
+        self.path = files.folder("eagle", config.path)
+        self.config, self.found = config, eagle_files.describe(self.path, files.config_of(self.path))
+        self.depth = config.depth
+        self.nodes = config.depth if config.width == 1 else max(config.nodes, config.depth)
+        plan = self.found.plan
+        self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True)
+        self._pasts: dict[int, Past] = {}
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """The layer's weights. What it borrows is the target's."""
+        return files.numbers(self.path) * dtype.itemsize, 0
+
+    def start(self, start: Start) -> None:
+        """Load the network. Raises `DrafterMismatch` if it is for another target."""
+        if start.view is None or start.pool is None:
+            raise DrafterMismatch("eagle needs a view of the target and KV memory in its pool; start it through an engine")
+        made = files.read(self.path)
+        files.same_target(made, start.fingerprint, start.name)
+        layers = made.own.get("layers")
+        if isinstance(layers, int) and layers != start.view.num_layers:
+            raise DrafterMismatch(
+                f"{self.path.name} was trained for a target of {layers} layers, {start.name} has {start.view.num_layers}"
+            )
+        self.feature = resolved(self.found.feature, start.view.num_layers)
+        rows = eagle_files.Rows(*start.view.rows())
+        self.net, ids = eagle_files.build(made, rows, start.dtype, start.name)
+        pack(self.net)
+        self.pool: PoolView = start.pool
+        self.sampler, self.device = start.sampler, start.device
+        width = min(self.config.width, self.found.plan.vocab)
+        self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
+        able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and budget.nodes[b] and budget.depth[b]]
+        able = [b for b in able if self._known(batch.requests[b])]
+        parts = []
+        for drawn in (False, True):
+            members = [b for b in able if batch.requests[b].sampled == drawn]
+            if members:
+                parts.append(self._part(batch, budget, members, drawn))
+        return self.sampler.attach(batch, joined(parts, len(batch), self.device))
+
+    @torch.inference_mode()
+    def _part(self, batch: Batch, budget: Budget, members: list[int], drawn: bool) -> Part:
+        """Guesses for requests that are all drawn for, or all not."""
+        limits = Limits(tuple(budget.depth[b] for b in members), tuple(budget.nodes[b] for b in members))
+        ground = self._read([batch.requests[b] for b in members], self.climber.fed(max(limits.depths)))
+        width = self.climber.width
+        chain = width == 1
+        tokens, parents, sizes = (self.climber.strands if chain or drawn else self.climber.branching)(ground, limits)
+        most = [width * d if chain or drawn else width + (d - 1) * width**2 for d in limits.depths]
+        widths = tuple(min(n, m) for n, m in zip(limits.nodes, most, strict=True))
+        return Part(tuple(members), tokens, parents, sizes, widths, chain)
+
+    def _known(self, request: Request) -> bool:
+        """Whether the states of all tokens since the request's base are there."""
+        past, end = self._pasts.get(request.id), missing(request)
+        return past is not None and end > past.base and past.rows(min(past.computed, end - 1), end) is not None
+
+    def _read(self, requests: Sequence[Request], room: int) -> Ground:
+        """Make KV of all that is known, and stand on it."""
+        for request in requests:
+            self._catch_up(request, missing(request) - 1, _FEW)
+        ends = [missing(r) for r in requests]
+        pasts = [self._pasts[r.id] for r in requests]
+        starts = [min(p.computed, end - 1) for p, end in zip(pasts, ends, strict=True)]
+        states = [p.rows(s, e) for p, s, e in zip(pasts, starts, ends, strict=True)]
+        ground = self._feed(requests, starts, [s for s in states if s is not None], room)
+        for past, end in zip(pasts, ends, strict=True):
+            past.read(end)
+        return ground
+
+    def _catch_up(self, request: Request, end: int, most: int) -> None:
+        """Read states below position `end` until at most `most` are unread, a chunk at a time."""
+        past = self._pasts[request.id]
+        while past.unread(end) > most:
+            upto = min(past.computed + _CHUNK, end)
+            states = past.rows(past.computed, upto)
+            if states is None:
+                past.base = past.computed = min(end, past.end)
+                return
+            self._feed([request], [past.computed], [states], 0)
+            past.read(upto)
+
+    def _feed(self, requests: Sequence[Request], starts: list[int], states: list[Tensor], room: int) -> Ground:
+        """Run the layer over known tokens: `states[c]` of positions from `starts[c]` on, right-aligned in one pass, with room for
+        `room` guesses behind the KV."""
+        net, device = self.net, self.device
+        counts = [len(s) for s in states]
+        most, ends = max(counts), [s + len(x) for s, x in zip(starts, states, strict=True)]
+        known = [r.tokens[e - n + 1 : e + 1] for r, e, n in zip(requests, ends, counts, strict=True)]
+        tokens = torch.tensor([[0] * (most - len(some)) + some for some in known])
+        facts = torch.tensor([starts, ends, [self._pasts[r.id].base for r in requests]])
+        tokens, (start, end, base) = tokens.to(device, non_blocking=True), facts.to(device, non_blocking=True)
+        if min(counts) == most:
+            features = torch.stack(states)
+        else:
+            features = torch.stack([torch.nn.functional.pad(s, (0, 0, most - len(s), 0)) for s in states])
+        position = end[:, None] - most + torch.arange(most, device=device)
+        real, size = position >= start[:, None], self.pool.block_size
+        table = self.pool.table(requests)
+        key_at = torch.arange(max(ends), device=device)
+        slot = table[:, key_at // size] * size + key_at % size  # [C, S]; past a request's own blocks the scratch page
+        x, residual = net.enter(net.fuse(features), tokens)
+        query, key, value = net.project(x, position.clamp(min=0))
+        write = slot.gather(1, position.clamp(min=0)).where(real, 0)
+        self.pool.write(0, write.flatten(), key.flatten(0, 1).to(self._kind), value.flatten(0, 1).to(self._kind))
+        keys, values = (self._gathered(pool, slot, room) for pool in (self.pool.keys(0), self.pool.values(0)))
+        seen = (key_at >= base[:, None])[:, None] & (key_at <= position[:, :, None])
+        seen = seen | (~real[:, :, None] & (key_at == 0))  # a row that only pads looks somewhere, at nobody's cost
+        mixed = attend(query, keys[:, : len(key_at)], values[:, : len(key_at)], seen, net.scale)
+        hidden = net.leave(residual, mixed)[:, -1:]
+        return Ground(tuple(requests), hidden, keys, values, seen[:, -1], end + 1)
+
+    @property
+    def _kind(self) -> torch.dtype:
+        return self.pool.keys(0).dtype
+
+    def _gathered(self, pool: Tensor, slot: Tensor, room: int) -> Tensor:
+        """`[C, S + room, KV, D]`: what lies in `slot [C, S]`, and zeros."""
+        out = pool.new_zeros(slot.shape[0], slot.shape[1] + room, *pool.shape[1:])
+        out[:, : slot.shape[1]] = pool[slot]
+        return out
+
+    @torch.inference_mode()
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        """Note the states of all that was committed. A prompt's are read at once, so that samples of one prompt share the KV."""
+        for request, states in zip(batch.requests, in_order(batch, verdict, scores, self.feature), strict=True):
+            if request.id not in self._pasts:
+                self._pasts[request.id] = self._begun(request)
+            past = self._pasts[request.id]
+            past.add(request.computed, states)
+            if request.computed < request.prompt_len:
+                self._catch_up(request, min(request.computed + len(states), missing(request)), 0)
+            else:
+                self._catch_up(request, request.computed, _CHUNK)
+
+    def _begun(self, request: Request) -> Past:
+        """A request that begins, maybe with KV of the sample before it."""
+        twin = self._pasts.get(request.twin.id) if request.twin is not None else None
+        if twin is not None and twin.computed >= request.computed:
+            return Past(twin.base, request.computed)
+        return Past(request.computed, request.computed)
+
+    def release(self, request: Request) -> None:
+        """Forget a request."""
+        self._pasts.pop(request.id, None)

@@ -1,0 +1,317 @@
+"""The training loop: batches, steps, checks on held-out texts, checkpoints. It knows nothing of what is being trained."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadInput, OutOfMemory, OutriderError
+from ..protocols import Lesson, Pupil
+from . import checkpoint
+from .capture import Capture, batches, shuffled
+from .corpus import Corpus
+from .ranks import Ranks
+
+_RATE = 1e-3
+_SHORTEST, _FEWEST = 12, 4
+"""Tokens of a text, and of its taught part, below which there is nothing to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to train. How long: `steps`, or `tokens` seen, or `epochs` over the texts, the first that is not 0. A pass has
+    `batch_tokens`, padding included, a step `accumulate` passes; texts are cut to `longest`. AdamW with `rate` (0: what suits the
+    pupil, or 1e-3), which rises over the share `warmup` of all steps and falls as a cosine; gradients clipped to the norm `clip`.
+    Every `check` steps (0: twenty times in all) held-out texts of `held_tokens` tell how far it is; `patience` checks without a
+    gain end it (0: never). A checkpoint is written every `save_minutes`."""
+
+    steps: int = 0
+    tokens: int = 0
+    epochs: float = 3.0
+    batch_tokens: int = 8192
+    accumulate: int = 1
+    longest: int = 1024
+    rate: float = 0.0
+    warmup: float = 0.04
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    check: int = 0
+    held_tokens: int = 40_000
+    patience: int = 6
+    save_minutes: float = 5.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("batch_tokens", "accumulate", "longest", "held_tokens"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"training: {name} must be at least 1, got {getattr(self, name)}")
+        if not self.rate >= 0 or not 0 <= self.warmup < 1 or not self.clip > 0:
+            raise BadInput("training: rate must not be negative, clip must be above 0, warmup from 0 to below 1")
+        if not (self.steps or self.tokens or self.epochs > 0):
+            raise BadInput("training: give steps, tokens or epochs")
+
+    def scale(self, step: int, total: int) -> float:
+        """The share of `rate` at a step."""
+        rising = max(1, round(self.warmup * total))
+        if step < rising:
+            return (step + 1) / rising
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - rising) / max(1, total - rising))))
+
+
+@dataclass(slots=True)
+class State:
+    """Where a run stands. `curve`: a point per check, as in the card. `best` held-out acceptance, `stale` checks since."""
+
+    identity: dict[str, Any]
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float = -1.0
+    best_step: int = 0
+    stale: int = 0
+    done: bool = False
+    curve: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign of life: what the last step showed. `left`: seconds until the end, or until the time is up."""
+
+    step: int
+    total: int
+    loss: float
+    acceptance: tuple[float, ...]
+    held: tuple[float, ...]
+    speed: float
+    left: float
+
+
+class Trainer:
+    """Trains `pupil` on `corpus` and keeps its checkpoints in `directory`. `identity`: what makes this run another than others;
+    `directory` with a checkpoint of another one raises `BadInput`."""
+
+    def __init__(
+        self, pupil: Pupil, capture: Capture, corpus: Corpus, recipe: Recipe, directory: Path, ranks: Ranks | None = None
+    ) -> None:
+        self.pupil, self.capture, self.corpus, self.recipe, self.directory = pupil, capture, corpus, recipe, directory
+        self.ranks = ranks or Ranks()
+        self.texts, held = (self._usable(corpus.split(h)) for h in (False, True))
+        if not self.texts or not held:
+            which = "held-out " if self.texts else ""
+            raise BadInput(f"there are no {which}texts long enough to learn from ({_SHORTEST} tokens): write more of them")
+        self.held = self._held(held)
+        self.limits = (recipe.batch_tokens, recipe.longest)
+        self.parameters = [p for p in pupil.module.parameters() if p.requires_grad]
+        self.rate = recipe.rate or float(getattr(pupil, "rate", _RATE))
+        self.optimiser = torch.optim.AdamW(
+            self.parameters, self.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay, foreach=True
+        )
+        self.total = self._total()
+        limits = {k: v for k, v in asdict(recipe).items() if k != "save_minutes"}
+        self.state = State(
+            {**limits, "rate": self.rate, "total": self.total, "texts": len(corpus.starts), "world": self.ranks.world}
+        )
+        self._last: tuple[float, ...] = ()
+
+    def resume(self, facts: dict[str, Any]) -> bool:
+        """Go on from the checkpoint, if there is one. `facts` are part of the run's identity."""
+        self.state.identity |= facts
+        path = self.directory / checkpoint.CHECKPOINT
+        if not path.is_file():
+            self.ranks.broadcast(self.pupil.module)
+            return False
+        found = State(**checkpoint.read(path, self.pupil.module, self.optimiser))
+        differing = sorted(
+            k for k in found.identity.keys() | self.state.identity.keys() if found.identity.get(k) != self.state.identity.get(k)
+        )
+        if differing:
+            told = "; ".join(f"{k} {found.identity.get(k)!r}, now {self.state.identity.get(k)!r}" for k in differing)
+            raise BadInput(f"{self.directory} holds a run with other settings ({told:.300}); give another --out, or remove it")
+        self.state = found
+        return True
+
+    def run(self, show: Callable[[Sign], None], until: float = float("inf")) -> bool:
+        """Train to the end (True), or until the time `until` (of `time.monotonic`) or Ctrl-C, with a checkpoint either way.
+
+        Raises `OutriderError` for a loss that is not finite, `OutOfMemory` with a batch that may fit, `KeyboardInterrupt`."""
+        if self.state.done:
+            return True
+        began, spent = time.monotonic(), self.state.seconds
+        saved, slowest = began, 0.0
+        stream = self._stream()
+        with stopping() as stop:
+            while not self.state.done:
+                at = time.monotonic()
+                loss, acceptance, tokens = self._step(stream)
+                self._advance(tokens, spent + time.monotonic() - began)
+                now = time.monotonic()
+                slowest = max(slowest, now - at)
+                show(self._sign(loss, acceptance, now, (began, until)))
+                over = self.ranks.any(stop.is_set() or now + slowest > until, self.capture.device)
+                if over or now - saved > 60 * self.recipe.save_minutes or self.state.done:
+                    self.save()
+                    saved = now
+                if over:
+                    break
+            if stop.is_set():
+                raise KeyboardInterrupt
+        return self.state.done
+
+    def save(self) -> None:
+        """A checkpoint, by rank 0."""
+        if self.ranks.first:
+            checkpoint.write(self.directory / checkpoint.CHECKPOINT, self.pupil.module, asdict(self.state), self.optimiser)
+        self.ranks.wait()
+
+    def finish(self) -> None:
+        """The best weights that a check has seen."""
+        path = self.directory / checkpoint.BEST
+        if path.is_file():
+            checkpoint.read(path, self.pupil.module)
+
+    def check(self) -> dict[str, Any]:
+        """Figures on held-out texts, means over their taught tokens, and the loss."""
+        sums: dict[str, Tensor] = {}
+        weight = 0.0
+        self.pupil.module.eval()
+        with torch.no_grad():
+            for indices in self.held:
+                lesson = self.capture.lesson(self.corpus, indices, self.recipe.longest)
+                loss, figures = self._loss(lesson)
+                taught = float(lesson.taught.sum())
+                weight += taught
+                for name, value in {"loss": loss.detach(), **figures}.items():
+                    sums[name] = sums.get(name, torch.zeros_like(value, dtype=torch.float64)) + value.double() * taught
+        self.pupil.module.train()
+        return {name: (value / weight).tolist() for name, value in sums.items()}
+
+    def _step(self, stream: Iterator[list[int]]) -> tuple[float, tuple[float, ...], int]:
+        """One step of the optimiser: loss, acceptance, tokens seen (by all ranks, about)."""
+        recipe, step = self.recipe, self.state.step
+        tokens, loss, figures = 0, torch.zeros((), device=self.capture.device), dict[str, Tensor]()
+        self.pupil.module.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        try:
+            for indices in islice(stream, recipe.accumulate):
+                lesson = self.capture.lesson(self.corpus, indices, recipe.longest)
+                part, figures = self._loss(lesson)
+                torch.autograd.backward(part / recipe.accumulate)
+                loss = loss + part.detach() / recipe.accumulate
+                tokens += sum(min(int(self.corpus.lengths[i]), recipe.longest) for i in indices)
+        except torch.OutOfMemoryError as error:
+            half = recipe.batch_tokens // 2
+            raise OutOfMemory(
+                f"no memory for passes of {recipe.batch_tokens:,} tokens on {self.capture.device}; the same steps in smaller "
+                f"passes: --batch-tokens {half} --accumulate {2 * recipe.accumulate}"
+            ) from error
+        self.ranks.average(self.parameters)
+        value = float(self.ranks.mean(loss))
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, recipe.clip)
+        if not math.isfinite(value) or not math.isfinite(float(norm)):
+            raise OutriderError(
+                f"the loss is {value:.4g} (gradient norm {float(norm):.4g}) at step {step + 1}, so training stops; the last "
+                f"checkpoint is as it was: give a --rate below {self.rate:g} and another --out"
+            )
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate * recipe.scale(step, self.total)
+        self.optimiser.step()
+        return value, shares(figures), tokens * self.ranks.world
+
+    def _loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
+        cuda = self.capture.device.type == "cuda"
+        with torch.autocast(self.capture.device.type, torch.bfloat16, enabled=cuda):
+            return self.pupil.loss(lesson)
+
+    def _advance(self, tokens: int, seconds: float) -> None:
+        """Count a step, check if it is time to, and decide whether that was the last one."""
+        state, recipe = self.state, self.recipe
+        state.step, state.tokens, state.seconds = state.step + 1, state.tokens + tokens, seconds
+        every = recipe.check or max(1, self.total // 20)
+        last = state.step >= self.total
+        if state.step % every == 0 or last:
+            figures = self.check()
+            state.curve.append({"step": state.step, "tokens": state.tokens, "seconds": round(seconds, 1), **figures})
+            self._last = _row(figures["acceptance"])
+            reached = sum(self._last) / len(self._last)
+            if reached > state.best:
+                state.best, state.best_step, state.stale = reached, state.step, 0
+                if self.ranks.first:
+                    checkpoint.write(self.directory / checkpoint.BEST, self.pupil.module, {"step": state.step})
+            else:
+                state.stale += 1
+        state.done = last or bool(recipe.patience and state.stale >= recipe.patience)
+
+    def _sign(self, loss: float, acceptance: tuple[float, ...], now: float, times: tuple[float, float]) -> Sign:
+        state = self.state
+        pace = state.seconds / max(1, state.step)
+        left = min((self.total - state.step) * pace, times[1] - now)
+        return Sign(state.step, self.total, loss, acceptance, self._last, state.tokens / max(1e-9, state.seconds), left)
+
+    def _stream(self) -> Iterator[list[int]]:
+        """This rank's batches, from where the run stands."""
+        world, passed = self.ranks.world, self.state.step * self.recipe.accumulate
+        every = (b for epoch in count() for b in shuffled(self.corpus, self.texts, self.limits, (self.recipe.seed, epoch)))
+        return islice(every, passed * world + self.ranks.rank, None, world)
+
+    def _total(self) -> int:
+        recipe = self.recipe
+        if recipe.steps:
+            return recipe.steps
+        per_epoch = sum(1 for _ in shuffled(self.corpus, self.texts, self.limits, (recipe.seed, 0)))
+        seen = sum(min(int(self.corpus.lengths[i]), recipe.longest) for i in self.texts)
+        epochs = recipe.tokens / seen if recipe.tokens else recipe.epochs
+        return max(1, math.ceil(epochs * per_epoch / (recipe.accumulate * self.ranks.world)))
+
+    def _usable(self, indices: list[int]) -> list[int]:
+        longest, corpus = self.recipe.longest, self.corpus
+        ends = corpus.lengths.clamp(max=longest)
+        good = (ends >= _SHORTEST) & (ends - corpus.prompts >= _FEWEST)
+        return [i for i in indices if good[i]]
+
+    def _held(self, indices: list[int]) -> list[list[int]]:
+        """Batches of held-out texts, `held_tokens` in all, the same every time."""
+        ends = self.corpus.lengths.clamp(max=self.recipe.longest)[indices].cumsum(0)
+        some = indices[: max(1, int((ends <= self.recipe.held_tokens).sum()))]
+        return batches(self.corpus, some, self.recipe.batch_tokens, self.recipe.longest)
+
+
+def shares(figures: dict[str, Tensor]) -> tuple[float, ...]:
+    """Acceptance by position."""
+    found = figures.get("acceptance")
+    return () if found is None else _row(found.tolist())
+
+
+def _row(value: float | list[float]) -> tuple[float, ...]:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
+@contextmanager
+def stopping() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a polite kill sets; the second Ctrl-C interrupts at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+
+    def ask(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    kept = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
