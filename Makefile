@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test check load clean
 
 help:
 	@echo "make setup   install everything into $(VENV) (quick when nothing changed)"
 	@echo "make demo    one answer, speculation off and on"
 	@echo "make test    all tests that need no GPU and no patience"
+	@echo "make load    a server under 200 clients for ten minutes, then a storm of 500 of whom half leave"
 	@echo "make check   lint, formatting, types"
 	@echo "make clean   remove caches and build output"
 
@@ -38,6 +39,13 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+load: setup
+	@$(BIN)/outrider serve --port 8765 --max-running 64 --max-queue 512 2>serve.log & server=$$!; \
+	  trap 'kill $$server; wait $$server' EXIT; \
+	  until curl --silent --fail --output /dev/null http://127.0.0.1:8765/health; do kill -0 $$server || exit 1; sleep 1; done; \
+	  $(BIN)/python benchmarks/load_test.py --url http://127.0.0.1:8765 --clients 200 --seconds 600 --check --pid $$server && \
+	  $(BIN)/python benchmarks/load_test.py --url http://127.0.0.1:8765 --clients 500 --requests 1000 --leave 0.5 --pid $$server
+
 clean:
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf serve.log build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

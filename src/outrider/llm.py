@@ -203,6 +203,14 @@ class LLM:
             if item.request.id in self._inboxes and not item.late:
                 self._inboxes[item.request.id].append(item)
 
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
+        """One request per sample of a prompt, checked and not yet queued: for those who run the engine's rounds themselves."""
+        return self._requests(prompt, params)
+
+    def chunk(self, item: Committed, first: Request) -> Chunk:
+        """A request's share of a round as streams give it, with its result if it ended; `first`: the prompt's first sample."""
+        return _chunk(item, None if item.finish is Finish.RUNNING else self._result(item.request, None, first))
+
     def chat(self, messages: Sequence[Mapping[str, str]], params: SamplingParams | None = None) -> Result:
         """Answer a conversation (`[{"role": ..., "content": ...}, ...]`) through the model's chat template."""
         return self.generate([self.tokenizer.chat(messages)], params)[0]

@@ -236,6 +236,14 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
+class Isolating(Protocol):
+    """A drafter that learns from finished texts, and can keep those of one `Request.group` from drafting for another's."""
+
+    def isolate(self) -> None:
+        """From now on. Without it, all share."""
+
+
+@runtime_checkable
 class Replayer(Protocol):
     """A drafter that is told answers beforehand and plays them back: a measuring instrument, no drafting method. Whoever shows
     what it reached must say so; nothing picks it by itself. Without a recording of a request it guesses nothing."""

@@ -49,7 +49,8 @@ class Request:
     the 64-bit seed of all its noise (`noise.request_key`) and never changes, whatever is retried or preempted. `rule` names the
     acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `failures`:
     what went wrong in custom processors, by the sequence they were given. `flying` bounds the tokens that rounds launched but
-    not yet read may add; it is 0 between rounds unless the engine runs ahead."""
+    not yet read may add; it is 0 between rounds unless the engine runs ahead. `group` names those whose finished texts
+    may draft for each other, where drafters are asked to mind it."""
 
     id: int
     tokens: list[int]
@@ -76,6 +77,7 @@ class Request:
     prompt_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
     failures: dict[tuple[int, ...], str] = field(default_factory=dict)
     flying: int = 0
+    group: str | None = None
 
     @property
     def output(self) -> list[int]:

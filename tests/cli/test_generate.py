@@ -49,7 +49,7 @@ def test_every_option_reaches_its_place(run, script):
     )
     assert run("generate", "hi", *options.split()).exit_code == 0
     assert script.loaded == {
-        "model": "m.gguf", "draft": "ngram:max=5", "prefix_cache": True,
+        "model": "m.gguf", "draft": "ngram:max=5", "prefix_cache": True, "kv_tokens": None,
         "control": "adaptive", "accept": "rejection", "device": "cpu",
         "dtype": "float32", "quantize": "int8", "max_model_len": 99,
     }  # fmt: skip

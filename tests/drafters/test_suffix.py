@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import fields
 
 import pytest
 import torch
@@ -152,20 +151,16 @@ def guess(own, tokens: list[int], depth: int = 6) -> list[int]:
 
 def finish(own, text: list[int], group: object = None, prompt: int = 1) -> None:
     """Run a request through the drafter and let it go, as the engine does."""
-    request = tiny.request(text[:prompt])
-    if group is not None:
-        request = Grouped(request, group)
+    request = grouped(tiny.request(text[:prompt]), group)
     own.propose(Batch((request,), (1,), (True,), (9,)), Budget((1,), (1,)))
     request.tokens.extend(text[prompt:])
     own.release(request)
 
 
-class Grouped(Request):
+def grouped(request: Request, group: str | None) -> Request:
     """A request as a server with keys would make it."""
-
-    def __init__(self, request: Request, group: object) -> None:
-        super().__init__(**{f.name: getattr(request, f.name) for f in fields(Request)})
-        self.group = group
+    request.group = group
+    return request
 
 
 def test_longer_matches_get_longer_guesses() -> None:
@@ -184,10 +179,12 @@ def test_finished_texts_draft_for_others_without_their_prompts() -> None:
 
 
 def test_an_isolated_text_never_drafts_for_another_group() -> None:
-    own = drafter("suffix:isolate=true")
+    own, later = drafter("suffix:isolate=true"), drafter("suffix")
+    later.isolate()
+    assert later.config.isolate
     finish(own, [1, 5, 6, 7, 8, 9], group="mine")
     assert guess(own, [40, 5, 6, 7]) == []  # no group is a group of its own
-    asked = [Grouped(tiny.request([40, 5, 6, 7]), g) for g in ("mine", "yours")]
+    asked = [grouped(tiny.request([40, 5, 6, 7]), g) for g in ("mine", "yours")]
     made = own.propose(Batch(tuple(asked), (1, 1), (True,) * 2, (9,) * 2), Budget((4, 4), (4, 4)))
     assert made.widths == (2, 0)
     shared = drafter("suffix")

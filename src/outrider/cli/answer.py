@@ -65,6 +65,7 @@ def loaded(options: ModelOptions) -> Iterator[LLM]:
         device=options.device,
         dtype=options.dtype,
         max_model_len=options.max_model_len,
+        kv_tokens=options.kv_tokens,
         prefix_cache=options.prefix_cache,
         quantize=options.quantize,
         progress=say,

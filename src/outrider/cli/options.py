@@ -109,6 +109,7 @@ class ModelOptions:
     threads: int | None = None
     control: str = "goodput"
     prefix_cache: bool = True
+    kv_tokens: int | None = None
     quantize: str = "none"
 
     @classmethod

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import registry, tree
 from ..errors import BadInput, OutriderError, OutriderWarning
-from ..protocols import Drafter, Needs, Start
+from ..protocols import Drafter, Isolating, Needs, Start
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
@@ -175,6 +175,12 @@ class Hybrid(Drafter):
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._pass, self._ended, self._rounds = Clock(), 0.0, 0
+
+    def isolate(self) -> None:
+        """Let the members that can keep groups apart do so."""
+        for member in self.members:
+            if isinstance(member.drafter, Isolating):
+                member.drafter.isolate()
 
     def start(self, start: Start) -> None:
         """Start every member with what it asked for itself."""

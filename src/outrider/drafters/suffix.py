@@ -16,7 +16,7 @@ counts are of those. Finished texts are asked only while the text itself has no 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -310,6 +310,10 @@ class Suffix(Drafter):
     def start(self, start: Start) -> None:
         self._device = start.device
 
+    def isolate(self) -> None:
+        """Keep groups apart from now on."""
+        self.config = replace(self.config, isolate=True)
+
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         most = max(_FEW, min(_MATCHES, _CROWD // max(1, sum(n > 0 for n in budget.nodes))))
         limits = zip(batch.requests, budget.depth, budget.nodes, strict=True)
@@ -364,10 +368,10 @@ class Suffix(Drafter):
         return reader
 
     def _group(self, request: Request) -> int:
-        """A number for the isolation group of a request, by its `group` attribute; 0 where everybody shares."""
+        """A number for the isolation group of a request, by its `group`; 0 where everybody shares."""
         if not self.config.isolate:
             return 0
-        name = repr(getattr(request, "group", None)).encode()
+        name = repr(request.group).encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little", signed=True)
 
 

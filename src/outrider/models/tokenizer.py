@@ -26,6 +26,11 @@ class TextTokenizer:
         self.has_chat = bool(backend.chat_template)
 
     @property
+    def backend(self) -> PreTrainedTokenizerBase:
+        """transformers' own, for libraries that want to read it."""
+        return self._backend
+
+    @property
     def vocab(self) -> dict[str, int]:
         """Token strings and their ids, as the tokenizer spells them."""
         return dict(self._backend.get_vocab())
@@ -46,8 +51,15 @@ class TextTokenizer:
         text = self._backend.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return str(text)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn. A message is `{"role": ..., "content": ...}`.
+    @property
+    def template(self) -> str:
+        """The chat template's source, the one for tools where there are several; empty without one."""
+        found: Any = self._backend.chat_template or ""
+        return str(found.get("tool_use") or found.get("default") or "") if isinstance(found, Mapping) else str(found)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn. A message is `{"role": ..., "content": ...}`, tools are
+        described as OpenAI's API does.
 
         Raises `BadInput` for malformed messages, and for models without a chat template."""
         if not self.has_chat:
@@ -55,7 +67,11 @@ class TextTokenizer:
         _check(messages)
         try:
             ids: Any = self._backend.apply_chat_template(
-                [dict(m) for m in messages], add_generation_prompt=True, tokenize=True, return_dict=False
+                [dict(m) for m in messages],
+                tools=None if tools is None else [dict(t) for t in tools],
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
             )
         except Exception as error:  # a template is a program of the model's author: it may raise anything
             raise BadInput(f"the model's chat template rejects these messages: {error}") from error

@@ -1,0 +1,128 @@
+"""Structured output: a request's grammar as a logits processor, at drafted positions as well as at written ones.
+
+llguidance turns a JSON schema, regular expression or Lark grammar into an automaton over tokens. A processor must be a pure
+function of its path, so the automaton is moved: back to where a path leaves the last one, then along what is new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+import numpy as np
+import torch
+from llguidance.hf import from_tokenizer
+from torch import Tensor
+
+from ..errors import BadInput
+from ..models.tokenizer import TextTokenizer
+
+BLANKS = r"[\x20\x0A]{0,16}"
+"""What may stand between JSON's tokens: enough for pretty-printing, and no endless run of blanks."""
+MOST, FAR = 8, 32
+"""Automata kept for the samples of one prompt, and how many tokens one goes back before another is made."""
+
+
+@dataclass(slots=True)
+class _Track:
+    """An automaton, and the tokens that it has read."""
+
+    matcher: Any
+    tokens: tuple[int, ...] = ()
+
+
+class Grammar:
+    """The processor of one prompt's requests; what they write begins at `start`. Tokens that no text of the grammar can go on
+    with are forbidden; where the text is whole, nothing but its end is allowed."""
+
+    def __init__(self, tokens: Any, source: str, start: int, ends: Iterable[int]) -> None:
+        self._start, self._ends = start, sorted(ends)
+        self._tracks = [_Track(llguidance.LLMatcher(tokens, source, log_level=0))]
+
+    def __call__(self, tokens: Sequence[int], scores: Tensor) -> Tensor:
+        """`scores [V]` with -inf where the grammar forbids a token. Paths that the grammar rules out are left alone: nothing
+        on them can be accepted. Raises `RuntimeError` where the grammar proves too complex."""
+        written = tuple(tokens[self._start :])
+        track, shared = self._nearest(written)
+        if shared < len(track.tokens) and not track.matcher.rollback(len(track.tokens) - shared):
+            raise RuntimeError(f"the grammar cannot go back: {track.matcher.get_error()}")
+        read = shared + int(track.matcher.try_consume_tokens(list(written[shared:])))
+        track.tokens = written[:read]
+        if track.matcher.is_error():
+            raise RuntimeError(f"the grammar failed: {track.matcher.get_error()}")
+        if read == len(written):
+            allowed = np.unpackbits(np.frombuffer(track.matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        elif all(token in self._ends for token in written[read:]):
+            allowed = np.zeros(max(self._ends) + 1, dtype=np.uint8)
+            allowed[self._ends] = 1
+        else:
+            return scores
+        return _masked(scores, allowed)
+
+    def _nearest(self, written: tuple[int, ...]) -> tuple[_Track, int]:
+        """The automaton that has to move least, and how many tokens it keeps."""
+        found = [(_shared(track.tokens, written), track) for track in self._tracks]
+        shared, track = max(found, key=lambda pair: pair[0])
+        if len(track.tokens) - shared > FAR and len(self._tracks) < MOST:
+            track = _Track(track.matcher.deep_copy(), track.tokens)
+            self._tracks.append(track)
+        return track, shared
+
+
+def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    """How many tokens two paths begin with alike. They tend to differ near their ends, so that is where it looks first."""
+    size, step = min(len(one), len(other)), 1
+    while one[:size] != other[:size]:
+        size, step = max(size - step, 0), 2 * step
+    while size < min(len(one), len(other)) and one[size] == other[size]:
+        size += 1
+    return size
+
+
+def _masked(scores: Tensor, allowed: np.ndarray[Any, Any]) -> Tensor:
+    width = len(scores)
+    kept = np.zeros(width, dtype=np.bool_)
+    size = min(width, len(allowed))
+    kept[:size] = allowed[:size].astype(np.bool_)
+    return scores.masked_fill_(torch.from_numpy(~kept).to(scores.device), float("-inf"))
+
+
+class Grammars:
+    """Compiles what requests ask for. The table of all tokens takes a second to make and is made once."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: Any = None
+
+    def compile(self, kind: str, source: Any) -> str:
+        """A grammar in llguidance's form. `kind`: json_object, json_schema, regex or grammar (Lark). Raises `BadInput`."""
+        matcher = llguidance.LLMatcher
+        if kind in ("json_object", "json_schema"):
+            options: Any = {"whitespace_pattern": BLANKS}
+            try:
+                made = matcher.grammar_from_json_schema(json.dumps(source), overrides=options)
+            except ValueError as error:
+                raise BadInput(f"response_format: the schema cannot be used: {error}") from None
+        else:
+            made = matcher.grammar_from_regex(source) if kind == "regex" else matcher.grammar_from_lark(source)
+        wrong, messages = matcher.validate_grammar_with_warnings(made, self.tokens)
+        if wrong:
+            raise BadInput(f"response_format: the {kind} cannot be used: {str(messages[0])[:500]}")
+        return made
+
+    def processor(self, grammar: str, start: int) -> Grammar:
+        """For a prompt of `start` tokens."""
+        return Grammar(self.tokens, grammar, start, self._tokenizer.eos_ids)
+
+    @property
+    def tokens(self) -> Any:
+        if self._tokens is None:
+            backend: Any = self._tokenizer.backend
+            try:
+                self._tokens = from_tokenizer(backend, eos_token=sorted(self._tokenizer.eos_ids))
+            except Exception as error:  # tokenizers that the library cannot read raise all sorts of things
+                raise BadInput(f"response_format: this model's tokenizer does not allow grammars ({error})") from error
+        return self._tokens
