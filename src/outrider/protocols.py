@@ -133,7 +133,7 @@ class TargetView(Protocol):
     that `Proposal.resume` may skip them. Slots before `start` must have been run in this round.
 
     `recall` reads the last `count` known tokens of a request once more through `layers`, over a copy of the KV, and gives raw
-    logits `[count, V]` of what follows each; None where memory does not allow it. `fingerprint` tells models, dtypes and kinds of
+    logits `[count, V]` of what follows each; None where memory does not allow it. `signature` tells models, dtypes and kinds of
     device apart, for what is measured on one and remembered. A drafter's own states of `kv="shared"` count until a run with
     `"scratch"` writes over them.
 
@@ -146,7 +146,7 @@ class TargetView(Protocol):
     max_len: int
     device: torch.device
     sampler: DraftSampler
-    fingerprint: str
+    signature: str
 
     def run(
         self,

@@ -29,6 +29,8 @@ from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
 from outrider.types import Batch, Finish, Proposal, Request, Scores, Verdict
 
+from .. import heads
+
 pytest.importorskip("triton")
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -177,6 +179,24 @@ def test_states_of_captured_rounds(draft: str) -> None:
         assert torch.equal(mine, theirs)
     for mine, theirs in zip(one.seen, two.seen, strict=True):
         assert torch.equal(mine, theirs) if CUDA else torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("made", [heads.medusa, heads.eagle])
+def test_heads_on_captured_rounds(made: Any, name: str) -> None:
+    """Drafters that read the target's states: the text of plain decoding, and the guesses that they make in plain passes."""
+    own, params = decoder("llama", True, layers=3), OPTIONS[name]
+    expected = [r.output for r in World(own).run(registry.parse("none"), params)]
+    found = []
+    for captured in (False, True):
+        world = World(own)
+        if not captured:
+            world.target.steady = lambda batch: False  # type: ignore[method-assign]
+        requests = world.run(made(), params)
+        assert [r.output for r in requests] == expected
+        assert any(shape.features for shape in world.target.machine.shapes) == captured
+        found.append([(r.stats.drafted, r.stats.accepted, r.stats.rounds) for r in requests])
+    assert found[0] == found[1]
 
 
 def watching(own: Any, draft: str) -> Watcher:

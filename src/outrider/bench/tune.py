@@ -199,7 +199,7 @@ class Tuner:
         """Of the model; see `protocols.TargetView`."""
         target = self.llm.engine.target
         assert isinstance(target, ModelTarget)
-        return target.decoder.fingerprint
+        return target.decoder.signature
 
     @property
     def layers(self) -> int:

@@ -79,7 +79,7 @@ def settle(config: C, method: str, start: Start, given: bool) -> C | None:
     place, unless the user has `given` what matters. None, with a warning, where what was found loses. Raises `BadInput`."""
     assert start.view is not None
     named: str = getattr(config, "path")  # noqa: B009
-    file = Path(named) if named else place(method, start.view.fingerprint)
+    file = Path(named) if named else place(method, start.view.signature)
     if given or not (named or file.is_file()):
         return config
     tuned = read(file, method)

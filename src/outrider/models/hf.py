@@ -23,7 +23,7 @@ from ..protocols import Cache
 from ..types import Batch, PassOutput, Proposal, Request
 from .attention import NAME, Pass, attend
 from .layout import Layout
-from .parts import Cut, Layers, fingerprint, parts_of
+from .parts import Cut, Layers, parts_of, signature
 from .products import pack
 from .rows import Rows, anchors, rows_of
 
@@ -48,7 +48,7 @@ class Decoder:
         self.vocab_size = int(model.get_output_embeddings().weight.shape[0])
         self.hidden_size = int(self.config.hidden_size)
         self.max_len = int(getattr(self.config, "max_position_embeddings", 0) or 2**31)
-        self.fingerprint = fingerprint(model)
+        self.signature = signature(model)
         reference = self._reference() if check else None
         model.set_attn_implementation(NAME)
         self.packed = pack(model)

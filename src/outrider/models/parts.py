@@ -80,7 +80,7 @@ class Cut:
         return twin
 
 
-def fingerprint(model: PreTrainedModel) -> str:
+def signature(model: PreTrainedModel) -> str:
     """16 hexadecimal digits that tell weights, dtypes and kinds of device apart, by samples of every plain tensor."""
     digest = hashlib.sha256(type(model).__name__.encode())
     for name, weight in (*model.named_parameters(), *model.named_buffers()):

@@ -134,7 +134,7 @@ class View:
         decoder = target.decoder
         self.vocab_size, self.num_layers, self.hidden_size = target.vocab_size, decoder.num_layers, decoder.hidden_size
         self.max_len, self.device, self.sampler = target.max_len, target.device, sampler or Drawer(target.sampler)
-        self.fingerprint: str = decoder.fingerprint
+        self.signature: str = decoder.signature
 
     def run(
         self,
