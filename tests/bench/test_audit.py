@@ -205,5 +205,6 @@ def test_heads_are_audited_if_they_were_trained_for_the_model(tmp_path, monkeypa
     place = tmp_path / "drafters" / "mine"
     place.mkdir(parents=True)
     (place / "card.json").write_text('{"method": "medusa", "fingerprint": "abc", "model": "m", "tau": 2.0}')
+    (place / "config.json").write_text("{}")
     assert f"medusa:path={place}" in runnable("m", 3, "abc")
     assert not any(d.startswith(("medusa", "eagle")) for d in runnable("m", 3, "other") + runnable("m", 3))

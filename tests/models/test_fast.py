@@ -53,10 +53,10 @@ def anchored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hf, "pack", lambda model: 0)
 
 
-def decoder(family: str, fused: bool, seed: int = 0, scheme: str = "none") -> Any:
+def decoder(family: str, fused: bool, seed: int = 0, scheme: str = "none", layers: int = 1) -> Any:
     from outrider.models.native import Native
 
-    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=1, intermediate_size=64).to(DEVICE)
+    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=layers, intermediate_size=64).to(DEVICE)
     quantize(made, scheme, DEVICE)
     return (Native if fused else hf.Decoder)(made, family)
 
