@@ -347,7 +347,16 @@ def test_the_prefix_cache_can_be_switched_off(model: str, monkeypatch: pytest.Mo
 def test_a_drafter_that_wants_every_row_gets_every_row(model: str) -> None:
     llm = LLM(model, draft="none", dtype="float64", kv_tokens=256)
     llm.engine = llm._engine(probes.Reader(), _start(llm), llm.accept)
-    assert llm.engine.scheduler.grain == 0
+    assert llm.engine.scheduler.grain == 0 and llm.prepare([3, 4], SamplingParams(n=2))[1].twin is None
+
+
+def test_one_that_can_do_without_shares_beginnings_and_samples(model: str) -> None:
+    llm = LLM(model, draft="none", dtype="float64", kv_tokens=256)
+    drafter = probes.Reader()
+    drafter.needs = Needs(features=("hidden:last",), gaps=True)
+    llm.engine = llm._engine(drafter, _start(llm), llm.accept)
+    first, second = llm.prepare([3, 4], SamplingParams(n=2))
+    assert llm.engine.scheduler.grain == CHUNK and second.twin is first
 
 
 def _start(llm: LLM) -> Any:

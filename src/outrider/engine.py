@@ -40,6 +40,7 @@ class Engine:
         target.watched = drafter.observes
         self.target, self.drafter, self.scheduler = target, drafter, scheduler
         self.accept, self.controller = accept, controller
+        scheduler.shared, scheduler.sharing = drafter.shared, drafter.sharing
         self.sinks: list[Sink] = []
         self.ahead: Pending | None = None
         self._owed: StepEvent | None = None

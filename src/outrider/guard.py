@@ -11,7 +11,7 @@ import torch
 
 from . import tree
 from .errors import OutriderError, OutriderWarning
-from .protocols import Drafter, Start
+from .protocols import Drafter, Sharing, Start
 from .recovery import out_of_memory
 from .types import PROBE, ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
 
@@ -119,6 +119,20 @@ class Guard:
             self.drafter.release(request)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed while releasing a request with {type(error).__name__}: {error}")
+
+    @property
+    def sharing(self) -> bool:
+        """Whether the drafter has KV of its own in the pool that others take over with the target's."""
+        return self.working and self.drafter.needs.kv is not None and isinstance(self.drafter, Sharing)
+
+    def shared(self, request: Request) -> int:
+        """How many of a request's first tokens others may take over, as far as the drafter is concerned."""
+        if self.sharing:
+            try:
+                return int(self.drafter.shared(request))  # type: ignore[attr-defined]
+            except (Exception, SystemExit) as error:
+                self._stop(f"it failed while sharing with {type(error).__name__}: {error}")
+        return len(request.tokens)
 
     def _own(self, proposal: Proposal) -> Proposal:
         """A drafter that observes may still hold the tensors it proposed: what the round is judged by is a copy."""

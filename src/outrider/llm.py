@@ -249,7 +249,7 @@ class LLM:
             index=index,
             tokens=list(first.tokens),
             key=noise.request_key(first.seed, first.tokens, index),
-            twin=None if self.engine.drafter.drafter.needs.features else first,
+            twin=None if self.engine.drafter.drafter.needs.every else first,
             text=self._text(first.params),
             stats=Stats(),
             origins=[],

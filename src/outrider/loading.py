@@ -180,8 +180,8 @@ def pick_length(asked: int | None, decoder: Decoder) -> int:
 
 def make_scheduler(target: ModelTarget, drafter: Drafter, prefix_cache: bool) -> Scheduler:
     """A queue for `target`. Beginnings of prompts are computed once, unless the drafter wants to see every prompt row."""
-    reuse = prefix_cache and not drafter.needs.features
     grain = BLOCK if target.anchored else CHUNK
+    reuse = prefix_cache and not drafter.needs.every
     return Scheduler(target.cache, drafter.nodes, separate=target.anchored, grain=grain if reuse else 0)
 
 

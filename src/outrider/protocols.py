@@ -34,13 +34,20 @@ class Needs:
     `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers,
     side by side; `mid` is layer L//2, -3 is L - 3: rounds then show it by number), each `[R, width]` for every row of every
     pass, prompt rows included. `logits`: raw fp32 logits of the
-    scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to `start`.
+    scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to `start`. `gaps`: a prompt's beginning may be taken over
+    from earlier requests, KV and all, and its rows (the first `Request.taken`) are then never shown.
     """
 
     features: tuple[str, ...] = ()
     logits: bool = False
     kv: KVNeed | None = None
     target: bool = False
+    gaps: bool = False
+
+    @property
+    def every(self) -> bool:
+        """Whether every prompt row must be shown."""
+        return bool(self.features) and not self.gaps
 
 
 class Cache(Protocol):
@@ -241,6 +248,14 @@ class Isolating(Protocol):
 
     def isolate(self) -> None:
         """From now on. Without it, all share."""
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A drafter whose own KV in the target's pool goes to whoever begins alike, together with the target's."""
+
+    def shared(self, request: Request) -> int:
+        """How many of a request's first tokens have it by now. Others may take over no more than these."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ admitted only with memory for everybody's next round, its own included, so it ru
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 from . import logprobs
@@ -46,8 +46,10 @@ class Scheduler:
     pass, and take turns. `grain`: a prompt's beginning may be taken over from earlier requests, in multiples of so many tokens
     (0: never); below `CHUNK` it says that a token has the same bits of KV whoever computes it, and answers are taken over, too.
 
-    `hits` counts requests that took something over and `saved` the tokens; `preempted` counts those that gave way. `most` bounds
-    the requests of a pass (see `recovery.py`)."""
+    `shared` tells how many of a request's first tokens the drafter lets others take over; `sharing`: with KV of its own, which
+    differs a little by who computed it, so that requests whose text depends on what is guessed take nothing over. `hits` counts
+    requests that took something over and `saved` the tokens; `preempted` counts those that gave way. `most` bounds the requests
+    of a pass (see `recovery.py`)."""
 
     def __init__(
         self,
@@ -63,6 +65,8 @@ class Scheduler:
         self.separate, self.grain = separate, grain
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.shared: Callable[[Request], int] = lambda request: len(request.tokens)
+        self.sharing = False
         self.preempted = self.hits = self.saved = 0
         self.most = max_requests
         self._last = Work.WRITE
@@ -212,7 +216,7 @@ class Scheduler:
     def _earlier(self, request: Request) -> tuple[int, ...]:
         """Blocks that hold the request's beginning, by earlier requests. Its last known token is always fed, for its scores, and
         so are all whose scores were asked for."""
-        if not self.grain:
+        if not self.grain or (self.sharing and request.sampled):
             return ()
         known = len(request.tokens) if self.grain < CHUNK else request.prompt_len
         if logprobs.asks_prompt(request):
@@ -222,14 +226,14 @@ class Scheduler:
     def _begin(self, request: Request, twin: Request | None, shared: int) -> None:
         """The first `shared` tokens of a new request have their KV. From a twin the rest of the prompt is copied, up to its last
         token."""
-        request.computed = shared
+        request.computed = request.taken = shared
         if twin is None:
             self.hits += shared > 0
             self.saved += shared
             return
         end = request.prompt_len - 1
         self.cache.copy(self.cache.slots(twin, shared, end), self.cache.slots(request, shared, end))
-        request.computed = end
+        request.computed = request.taken = end
 
     def _must_wait(self, request: Request) -> bool:
         twin = request.twin
@@ -261,9 +265,9 @@ class Scheduler:
             request.computed += batch.pending[b] + accepted[b]
             request.tokens += tokens[b][: counts[b]]
             news = before < request.prompt_len or before // size < request.computed // size
-            if self.grain and counts[b] and news:  # its scores are sound
-                whole = request.prompt_len // CHUNK * CHUNK
-                self.cache.publish(request, request.computed if self.grain < CHUNK else whole)
+            if self.grain and counts[b] and (news or self.sharing):  # its scores are sound
+                whole = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK
+                self.cache.publish(request, min(whole, self.shared(request)))
 
 
 def _known(request: Request) -> int:

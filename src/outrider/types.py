@@ -47,7 +47,8 @@ FINISH_NAMES = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ERROR: "err
 class Request:
     """One sequence being written. `tokens` is prompt and output together; `computed` of them have KV in the cache. `key` is
     the 64-bit seed of all its noise (`noise.request_key`) and never changes, whatever is retried or preempted. `rule` names the
-    acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `failures`:
+    acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `taken`:
+    how many of the first tokens took their KV over from other requests. `failures`:
     what went wrong in custom processors, by the sequence they were given. `flying` bounds the tokens that rounds launched but
     not yet read may add; it is 0 between rounds unless the engine runs ahead. `group` names those whose finished texts
     may draft for each other, where drafters are asked to mind it."""
@@ -77,6 +78,7 @@ class Request:
     prompt_logprobs: list[tuple[Logprob, ...]] = field(default_factory=list)
     failures: dict[tuple[int, ...], str] = field(default_factory=dict)
     flying: int = 0
+    taken: int = 0
     group: str | None = None
 
     @property

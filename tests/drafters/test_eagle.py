@@ -19,7 +19,7 @@ from outrider.models import checkpoint, eagle_files
 from outrider.models.hf import resolved
 from outrider.types import Batch, Budget
 
-from .. import heads, tiny
+from .. import heads, probes, tiny
 
 KINDS = {
     "three": {},
@@ -149,13 +149,50 @@ def check_chains(drafter, made, world=None, least=20, **scheduling):
         assert chain == [favourite(drafter, tokens, chain[:level]) for level in range(len(chain))]
 
 
-def test_preempted_requests_are_drafted_for_as_before():
+@pytest.mark.parametrize("grain", [0, 8])
+def test_preempted_requests_are_drafted_for_as_before(grain):
     params = SamplingParams(temperature=0.0, max_tokens=28, ignore_eos=True)
     made = [tiny.request(p, params) for p in tiny.prompts(6, seed=3)]
     world = tiny.World(tokens=96)
     world.cache.release, given = (lambda r, f=world.cache.release: (given.append(r.id), f(r))), []
-    check_chains(heads.eagle(width=1, depth=2), made, world, least=40)
+    check_chains(heads.eagle(width=1, depth=2), made, world, least=40, grain=grain)
+    assert any(r.taken for r in made) == bool(grain)
     assert len(given) > len(made), "nobody was preempted"
+
+
+HEAD = [2 + (i * 7) % 40 for i in range(44)]
+
+
+def kept(drafter, member=True):
+    """The drafter alone, or as a member of a hybrid."""
+    return Hybrid.of([registry.parse("none"), drafter], merge=True) if member else None
+
+
+@pytest.mark.parametrize("member", [False, True])
+def test_beginnings_that_were_taken_over_have_its_memory(member):
+    """Prompts and answers of earlier requests: guesses behind them are those of the whole text."""
+    world, drafter = tiny.World(), heads.eagle(width=1, depth=2)
+    [answer] = tiny.World().run(registry.parse("none"), [tiny.request(HEAD, GREEDY)])
+    made = [tiny.request(p, GREEDY) for p in (HEAD, HEAD, HEAD + answer[:13] + [5, 6])]
+    check_chains(drafter, made, world, whole=kept(drafter, member), grain=8, max_requests=1)
+    assert [r.taken for r in made] == [0, 40, 56]
+
+
+def test_what_it_has_not_seen_is_not_shared():
+    """It slept through the prompts and has no memory of them: others start anew."""
+    drafter = heads.eagle(width=1, depth=2)
+    sleeper = probes.Sleeper(drafter, 1)
+    sleeper.shared = drafter.shared
+    made = [tiny.request(HEAD, GREEDY) for _ in range(2)]
+    tiny.World().run(sleeper, made, grain=8, max_requests=1)
+    assert sleeper.woken and [r.taken for r in made] == [0, 0]
+
+
+def test_draws_do_not_depend_on_who_came_before():
+    params = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, seed=3)
+    made = [tiny.request(HEAD, params, rule="block") for _ in range(2)]
+    texts = tiny.World().run(heads.eagle(width=1, depth=2), made, "block", grain=8, max_requests=1)
+    assert texts[0] == texts[1] and made[1].taken == 0
 
 
 def test_samples_of_one_prompt_share_its_states():

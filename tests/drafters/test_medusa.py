@@ -112,6 +112,16 @@ def test_a_drafter_that_slept_through_the_prompt_guesses_nothing():
     assert request.stats.drafted == 0
 
 
+@pytest.mark.parametrize("rule", ["coupled", "block"])
+def test_beginnings_that_were_taken_over_cost_no_guess(rule):
+    """It reads the last state alone: behind a prompt that was taken over it guesses as if it had seen all of it."""
+    params = SamplingParams(temperature=1.0, max_tokens=20, ignore_eos=True, seed=3)
+    made = [tiny.request([2 + (i * 7) % 40 for i in range(44)], params, rule=rule) for _ in range(2)]
+    tiny.World().run(heads.medusa(), made, rule, grain=8, max_requests=1)
+    assert [r.taken for r in made] == [0, 40] and made[0].output == made[1].output
+    assert made[0].stats.drafted == made[1].stats.drafted > 0 and made[0].stats.accepted == made[1].stats.accepted
+
+
 def trained(loss="kl", steps=60, **options):
     pupil = MedusaPupil(heads.teacher(), MedusaTraining(heads=2, loss=loss, **options))
     seen = heads.lesson(("hidden:last",), rows=24)

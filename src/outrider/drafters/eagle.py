@@ -66,7 +66,7 @@ class Eagle(Drafter):
         self.depth = config.depth
         self.nodes = config.depth if config.width == 1 else max(config.nodes, config.depth)
         plan = self.found.plan
-        self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True)
+        self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
@@ -190,7 +190,7 @@ class Eagle(Drafter):
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed. A prompt's are read at once, so that samples of one prompt share the KV."""
         for request, states in zip(batch.requests, in_order(batch, verdict, scores, self.feature), strict=True):
-            if request.id not in self._pasts:
+            if request.id not in self._pasts or request.computed == request.taken:
                 self._pasts[request.id] = self._begun(request)
             past = self._pasts[request.id]
             past.add(request.computed, states)
@@ -200,11 +200,16 @@ class Eagle(Drafter):
                 self._catch_up(request, request.computed, _CHUNK)
 
     def _begun(self, request: Request) -> Past:
-        """A request that begins, maybe with KV of the sample before it."""
+        """A request that begins, maybe with KV that it took over: of earlier ones, all of it (see `shared`), or of its twin."""
         twin = self._pasts.get(request.twin.id) if request.twin is not None else None
-        if twin is not None and twin.computed >= request.computed:
-            return Past(twin.base, request.computed)
-        return Past(request.computed, request.computed)
+        if request.computed > request.taken:
+            return Past(request.computed, request.computed)
+        return Past(0 if twin is None else min(twin.base, request.computed), request.computed)
+
+    def shared(self, request: Request) -> int:
+        """See `protocols.Sharing`."""
+        past = self._pasts.get(request.id)
+        return past.computed if past is not None and not past.base else 0
 
     def release(self, request: Request) -> None:
         """Forget a request."""

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .. import registry, tree
 from ..errors import BadInput, OutriderError, OutriderWarning
-from ..protocols import Drafter, Isolating, Needs, Start
+from ..protocols import Drafter, Isolating, Needs, Sharing, Start
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
@@ -171,6 +171,7 @@ class Hybrid(Drafter):
         features = dict.fromkeys(f for d in drafters for f in d.needs.features)
         kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
         self.needs = Needs(tuple(features), any(d.needs.logits for d in drafters), kv, any(d.needs.target for d in drafters))
+        self.needs = replace(self.needs, gaps=not any(d.needs.every for d in drafters))
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
@@ -333,6 +334,11 @@ class Hybrid(Drafter):
                 record.count(accepted[b])
             elif record is not None:
                 record.fade()
+
+    def shared(self, request: Request) -> int:
+        """See `protocols.Sharing`."""
+        sharing = [m.drafter for m in self.members if m.reason is None and isinstance(m.drafter, Sharing)]
+        return min((d.shared(request) for d in sharing), default=len(request.tokens))
 
     def release(self, request: Request) -> None:
         for member in self.members:

@@ -69,7 +69,7 @@ class Medusa(Drafter):
         count, _ = medusa_heads.shape_of(found, self.path)
         self.depth = min(config.depth or count, count)
         self.nodes = max(config.nodes, self.depth)
-        self.needs = Needs(features=("hidden:last",), target=True)
+        self.needs = Needs(features=("hidden:last",), target=True, gaps=True)  # the last state is all it reads
         own = found.get(files.KEY)
         measured = own.get("accuracies") if isinstance(own, Mapping) else None
         self.chances = [row[:1] if config.nodes <= self.depth else row for row in _chances(measured, count)]
