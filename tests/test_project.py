@@ -28,7 +28,7 @@ LAYERS = (
     {"models"},
     {"accept", "drafters", "control", "metrics"},
     {"guard", "outcome", "scheduler", "recovery", "engine"},
-    {"loading", "llm"},
+    {"loading", "choice", "llm"},
     {"serve", "bench", "train", "plan", "cli"},
     {"__init__", "__main__"},
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, registry
+from outrider.choice import Choice
 from outrider.config import SamplingParams
 from outrider.errors import OutriderError
 from outrider.protocols import Drafter, KVNeed, Needs
@@ -322,8 +323,8 @@ def test_switching_gives_back_the_old_drafters_memory(model: str, monkeypatch: p
     cache = llm._target.cache
     assert len(cache._stores) == 1
     made = {"keeper": Keeper, "broken": Broken}
-    find = LLM._drafter
-    monkeypatch.setattr(LLM, "_drafter", lambda self, spec: made[spec]() if spec in made else find(self, spec))
+    find = Choice.drafter
+    monkeypatch.setattr(Choice, "drafter", lambda self, spec: made[spec]() if spec in made else find(self, spec))
     for spec, stores in (("keeper", 2), ("keeper", 2), ("none", 1), ("keeper", 2)):
         llm.switch(spec)
         assert len(cache._stores) == stores

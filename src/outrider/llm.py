@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from . import control as controllers
-from . import noise, registry, trained
+from . import noise
 from .accept import PerRequest, lossless
+from .choice import Choice
 from .config import SamplingParams
-from .drafters import pick
 from .engine import Engine
-from .errors import BadInput
+from .errors import BadInput, OutriderError
 from .guard import Guard
 from .loading import Setup, assemble, make_scheduler, start_for
 from .metrics import summarise
-from .models import weights
 from .models.weights import DEFAULT_MODEL
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .results import Chunk, Result
@@ -61,18 +60,34 @@ class LLM:
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
+        self._choice = Choice(model, self.notices)
         self.accept = PerRequest(accept)
         controllers.check(control)
-        self.control, self._source = control, model
-        drafter = self._drafter(draft)
+        self.control = control
+        drafter = self._choice.drafter(draft)
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
         parts = assemble(setup, drafter, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
-        self._prefix_cache, self._pool = prefix_cache, parts.start.pool
-        self.engine = self._engine(drafter, parts.start, self.accept)
+        self._prefix_cache = prefix_cache
+        self.engine, self._pool = self._fit(draft, drafter, self.accept)
         self._count = 0
         self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
+
+    def _fit(self, draft: str, drafter: Drafter, accept: AcceptanceRule) -> tuple[Engine, object]:
+        """An engine with `drafter`, and what it has in the KV pool. If it cannot be started, the target is as before; if it was
+        picked by `auto`, the next best one is tried."""
+        while True:
+            needs, start = self._target.needs, None
+            try:
+                start = start_for(self._target, drafter, self.name, self.tokenizer)
+                return self._engine(drafter, start, accept), start.pool
+            except Exception as error:
+                self._target.needs = needs
+                self._target.cache.detach(start.pool if start is not None else None)
+                if not isinstance(error, OutriderError) or not self._choice.pass_over(draft, error):
+                    raise
+            drafter = self._choice.drafter(draft)
 
     def _engine(self, drafter: Drafter, start: Start, accept: AcceptanceRule) -> Engine:
         """The target with a drafter that has been started, and a rule."""
@@ -98,41 +113,18 @@ class LLM:
         controller's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
-        accept_rule, drafter = PerRequest(accept), self._drafter(draft)
-        needs, sinks, kept, start = self._target.needs, self.engine.sinks, self.control, None
+        accept_rule, drafter = PerRequest(accept), self._choice.drafter(draft)
+        sinks, kept = self.engine.sinks, self.control
         controllers.check(control or kept)
         self.control = control or kept
         try:
-            start = start_for(self._target, drafter, self.name, self.tokenizer)
-            engine = self._engine(drafter, start, accept_rule)
+            engine, pool = self._fit(draft, drafter, accept_rule)
         except Exception:
-            self._target.needs, self.control = needs, kept  # the old drafter stays
-            self._target.cache.detach(start.pool if start is not None else None)
+            self.control = kept  # the old drafter stays
             raise
         self._target.cache.detach(self._pool)
-        engine.sinks, self._pool = sinks, start.pool
+        engine.sinks, self._pool = sinks, pool
         self.engine, self.accept = engine, accept_rule
-
-    def _drafter(self, draft: str) -> Drafter:
-        """The drafter that was asked for. One that needs a `path` but has none is the best that was trained for the model."""
-        if draft == "auto":
-            name, found, why = pick(registry.names(), trained.find(self._fingerprint()) if trained.entries() else ())
-            self.notices.append(f"draft=auto picked {name}: {why}")
-            return registry.parse(name, {} if found is None else {"path": str(found.path)})
-        if not registry.lacks(draft, "path"):
-            return registry.parse(draft)
-        name = registry.split(draft)[0]
-        ours = trained.find(self._fingerprint(), name)
-        if not ours:
-            raise BadInput(
-                f"drafter {name!r} needs path, as in {name}:path=..., since none that was trained for {self._source} is at hand; "
-                f"to train one: outrider train {name} --model {self._source}"
-            )
-        self.notices.append(f"draft={name} found {ours[0].path}")
-        return registry.parse(draft, {"path": str(ours[0].path)})
-
-    def _fingerprint(self) -> str:
-        return weights.fingerprint(weights.resolve(self._source))
 
     @property
     def drafter_name(self) -> str:

@@ -64,11 +64,10 @@ class Parts:
     target: ModelTarget
     tokenizer: TextTokenizer
     name: str
-    start: Start
 
 
 def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) -> Parts:
-    """Load the model, size its KV memory, and prepare what the drafter needs."""
+    """Load the model, and size its KV memory beside what the drafter needs."""
     check(setup)
     device = pick_device(setup.device)
     dtype = pick_dtype(setup.dtype, device)
@@ -82,7 +81,7 @@ def assemble(setup: Setup, drafter: Drafter, progress: Callable[[str], None]) ->
     sampler = TextSampler(decoder.vocab_size, loaded.tokenizer.vocab_size)
     target = make_target(decoder, cache, sampler, max_len, setup.invariant)
     target.fingerprint = loaded.fingerprint.partition(" ")[0]  # of the weights before they were rounded: the same drafters fit
-    return Parts(target, loaded.tokenizer, loaded.name, start_for(target, drafter, loaded.name, loaded.tokenizer))
+    return Parts(target, loaded.tokenizer, loaded.name)
 
 
 def make_decoder(model: PreTrainedModel, name: str, invariant: bool, progress: Callable[[str], None]) -> Decoder:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams, trained
 from outrider.drafters.draft_model import DraftModel
@@ -66,6 +68,41 @@ def test_it_ends_with_a_drafter_that_is_found(done, model, loaded):
     assert llm.generate([[5, 6, 7]], params)[0].token_ids == plain.token_ids
     llm.switch("draft_model:depth=2")
     assert llm.drafter_name == "draft_model" and str(done.out) in llm.notices[-1]
+
+
+def spoil(path: Path, how: str) -> None:
+    """Damage that the config, a look at the weights' head, or only reading all of them shows."""
+    file = path / "model.safetensors"
+    if how == "config":
+        (path / "config.json").write_text("{")
+    elif how == "gone":
+        file.unlink()
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    else:
+        tensors = load_file(file)
+        save_file({k: v * torch.nan for k, v in tensors.items()} if how == "nan" else {"x": torch.zeros(1)}, file)
+
+
+@pytest.mark.parametrize("how", ["config", "gone", "cut", "nan", "other"])
+def test_one_that_is_damaged_is_passed_over(done, model, tmp_path, monkeypatch, how):
+    """By `auto` alone, which says so, and takes the next best."""
+    monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path))
+    for name in ("bad", "good"):
+        shutil.copytree(done.out, tmp_path / "drafters" / name)
+    card = json.loads((done.out / "card.json").read_text())
+    (tmp_path / "drafters" / "bad" / "card.json").write_text(json.dumps(card | {"tau": 9.0}))
+    spoil(tmp_path / "drafters" / "bad", how)
+    llm = LLM(model, device="cpu")
+    assert llm.drafter_name == "draft_model" and len(llm.notices) >= 2
+    assert "passed over" in llm.notices[-2] and "bad" in llm.notices[-2] and "trained for this model" in llm.notices[-1]
+    shutil.rmtree(tmp_path / "drafters" / "good")
+    alone = LLM(model, device="cpu")
+    assert alone.drafter_name == "suffix" and "passed over" in alone.notices[-2]
+    with pytest.raises(OutriderError):
+        LLM(model, draft="draft_model", device="cpu")
+    llm.switch("auto")
+    assert llm.drafter_name == "suffix"
 
 
 def test_a_method_that_nobody_trained(done, model):
