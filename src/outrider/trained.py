@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import tempfile
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,10 @@ from typing import Any
 CARD = "card.json"
 CONFIG = "config.json"
 SHIPPED = Path(__file__).parent / "shipped"
+UNFINISHED = ".unfinished"
+"""Ends the names of files and directories that are not yet in their place."""
+_DEAD = 3600.0
+"""Seconds without a change after which nobody is at work on them any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
     """Write a file that is there as a whole or as it was before (after a power failure, too, if `sync`)."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
@@ -80,6 +87,14 @@ def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sweep(directory: Path) -> None:
+    """Remove what those who were killed while they wrote left in `directory`."""
+    for left in directory.glob(f".*{UNFINISHED}"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _DEAD:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
 def _listed(place: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from outrider.train.corpus import Corpus
 from outrider.train.loop import Recipe, Trainer
 from outrider.train.ranks import Ranks, join
 from outrider.train.run import trainable
+from outrider.trained import UNFINISHED
 
 RECIPE = Recipe(steps=12, batch_tokens=256, check=4, held_tokens=500, rate=1e-2, longest=64)
 
@@ -140,6 +141,30 @@ def test_time_is_kept(loaded, corpus, tmp_path):
     assert losses(trainer(loaded, corpus, tmp_path))[0][0] == 2
 
 
+def test_a_killed_runs_best_weights_are_nobody_elses(loaded, corpus, tmp_path):
+    """It was killed after a check and before its first checkpoint; the next run ends before its own first check."""
+    losses(first := trainer(loaded, corpus, tmp_path, steps=2, check=1))
+    (tmp_path / checkpoint.CHECKPOINT).unlink()
+    second = trainer(loaded, corpus, tmp_path, rate=1e-4, check=6)
+    losses(second, until=time.monotonic())
+    kept = [p.clone() for p in second.parameters]
+    second.finish()
+    assert all(torch.equal(a, b) for a, b in zip(kept, second.parameters, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters, second.parameters, strict=True))
+
+
+def test_what_killed_writers_left_is_removed_when_it_is_old(loaded, corpus, tmp_path):
+    for name in (f".checkpoint.safetensors.abc{UNFINISHED}", f".abc{UNFINISHED}/model.safetensors", ".mine.markdown"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    trainer(loaded, corpus, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3, "somebody may be at work on them"
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    trainer(loaded, corpus, tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == [".mine.markdown"]
+
+
 def test_it_ends_early_when_nothing_is_gained(loaded, corpus, tmp_path):
     made = trainer(loaded, corpus, tmp_path, steps=500, check=1, patience=3, rate=1e-9)
     steps = losses(made)
@@ -192,6 +217,11 @@ def test_a_damaged_checkpoint_and_another_run(loaded, corpus, tmp_path):
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(BadWeights, match="remove it to start anew"):
         trainer(loaded, corpus, tmp_path)
+    module = Toy().module
+    for state in ({"nothing": 1}, {}):
+        checkpoint.write(path, module, state, torch.optim.AdamW(module.parameters()) if state else None)
+        with pytest.raises(BadWeights, match="remove it to start anew"):
+            trainer(loaded, corpus, tmp_path)
 
 
 def test_too_little_to_learn_from(loaded, corpus, tmp_path):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams, trained
 from outrider.drafters.draft_model import DraftModel
-from outrider.errors import BadInput, DrafterMismatch, OutriderError, OutriderWarning
+from outrider.errors import BadInput, DrafterMismatch, OutOfMemory, OutriderError, OutriderWarning
 from outrider.models import lean, weights
 from outrider.train import run as runs
 from outrider.train.card import PLOT
@@ -156,6 +156,16 @@ def test_every_step_goes_on(home, model, tmp_path):
     strip = [[{k: v for k, v in p.items() if k != "seconds"} for p in o.card["curve"]] for o in (ended, whole)]
     assert strip[0] == strip[1] and ended.card["results"] == whole.card["results"]
     assert {e.path for e in trained.entries()} >= {tmp_path / "out", tmp_path / "other"}
+
+
+def test_a_full_disk_at_the_card(done, model, monkeypatch):
+    """The drafter is there; the command says what to do, and then has only the examination left."""
+    (done.out / "card.json").rename(done.out / "kept.json")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(OutOfMemory, match=r"card cannot be written.*No space left.*run the command again"):
+            go(plan(model))
+    (done.out / "kept.json").rename(done.out / "card.json")
 
 
 def test_time_is_kept_and_what_there_is_can_be_used(home, model, tmp_path):

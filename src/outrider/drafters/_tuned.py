@@ -83,6 +83,8 @@ def settle(config: C, method: str, start: Start, given: bool) -> C | None:
     if given or not (named or file.is_file()):
         return config
     tuned = read(file, method)
+    if tuned.fingerprint != start.view.signature:
+        say(f"{file} was tuned on another model than {start.name}, or other weights, dtypes or kind of device: it may be slow")
     if not tuned.enabled:
         say(f"{method} gives no guesses: the best that tuning found on {start.name} is {tuned.figure} ({file})")
         return None

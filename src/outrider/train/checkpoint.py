@@ -47,14 +47,11 @@ def read(path: Path, module: nn.Module, optimiser: Optimizer | None = None) -> d
             state = json.loads(file.metadata()["state"])
         tensors = load_file(path)
         module.load_state_dict({k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")})
+        if optimiser is not None:
+            _restore(optimiser, tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadWeights(f"{path} cannot be gone on from ({first:.200}); remove it to start anew") from error
-    if optimiser is not None:
-        _restore(optimiser, tensors)
-        torch.set_rng_state(tensors["random/cpu"])
-        if torch.cuda.is_available() and "random/cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random/cuda"])
     return dict(state)
 
 
@@ -66,3 +63,6 @@ def _restore(optimiser: Optimizer, tensors: dict[str, Tensor]) -> None:
             _, i, name = key.split("/")
             moments.setdefault(int(i), {})[name] = value
     optimiser.load_state_dict({"state": moments, "param_groups": whole["param_groups"]})
+    torch.set_rng_state(tensors["random/cpu"])
+    if torch.cuda.is_available() and "random/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random/cuda"])

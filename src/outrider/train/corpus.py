@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import BadInput, BadWeights, OutOfMemory
-from ..trained import write_bytes, write_json
+from ..trained import sweep, write_bytes, write_json
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -97,6 +97,7 @@ class Store:
     def __init__(self, directory: Path, identity: dict[str, Any], held: float, frame: int = 0) -> None:
         self.directory, self.held, self.seen = directory, held, Seen(frame)
         self.manifest = matching(directory, identity)
+        sweep(directory)
         if self.manifest is None:
             counts = {"rounds": 0, "texts": 0, "held": 0, "tokens": 0, "taught": 0, "copies": 0}
             self.manifest = {"format": FORMAT, **identity, **counts, "shards": []}

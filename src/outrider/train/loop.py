@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadInput, OutOfMemory, OutriderError
+from ..errors import BadInput, BadWeights, OutOfMemory, OutriderError
 from ..protocols import Lesson, Pupil
+from ..trained import sweep
 from . import checkpoint
 from .capture import Capture, batches, shuffled
 from .corpus import Corpus
@@ -127,11 +128,15 @@ class Trainer:
     def resume(self, facts: dict[str, Any]) -> bool:
         """Go on from the checkpoint, if there is one. `facts` are part of the run's identity."""
         self.state.identity |= facts
+        sweep(self.directory)
         path = self.directory / checkpoint.CHECKPOINT
         if not path.is_file():
             self.ranks.broadcast(self.pupil.module)
             return False
-        found = State(**checkpoint.read(path, self.pupil.module, self.optimiser))
+        try:
+            found = State(**checkpoint.read(path, self.pupil.module, self.optimiser))
+        except TypeError as error:
+            raise BadWeights(f"{path} is another version's ({error}); remove it to start anew") from error
         differing = sorted(
             k for k in found.identity.keys() | self.state.identity.keys() if found.identity.get(k) != self.state.identity.get(k)
         )
@@ -175,9 +180,9 @@ class Trainer:
         self.ranks.wait()
 
     def finish(self) -> None:
-        """The best weights that a check has seen."""
+        """The best weights that a check of this run has seen; as they are before the first one."""
         path = self.directory / checkpoint.BEST
-        if path.is_file():
+        if self.state.best_step and path.is_file():
             checkpoint.read(path, self.pupil.module)
 
     def check(self) -> dict[str, Any]:

@@ -168,7 +168,14 @@ class Training:
             "provenance": provenance(llm, self.model, [self.plan.command]),
         }
         llm.close()
-        if not card.write(self.out, made):
+        try:
+            plotted = card.write(self.out, made)
+        except OSError as error:
+            raise OutOfMemory(
+                f"the card cannot be written in {self.out} ({error.strerror or error}); make room and run the command again: the "
+                "drafter itself is whole"
+            ) from error
+        if not plotted:
             warnings.warn("no plot was drawn: pip install 'outrider[train]' brings matplotlib", OutriderWarning, stacklevel=2)
         try:
             trained.enlist(self.out)
@@ -181,7 +188,8 @@ class Training:
         """The drafter's files, each as a whole."""
         try:
             self.out.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.out) as fresh:
+            trained.sweep(self.out)
+            with tempfile.TemporaryDirectory(prefix=".", suffix=trained.UNFINISHED, dir=self.out) as fresh:
                 pupil.save(Path(fresh))
                 for file in sorted(Path(fresh).iterdir()):
                     file.replace(self.out / file.name)
