@@ -103,7 +103,7 @@ def test_an_untuned_exit_is_named() -> None:
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_what_tuning_found(enabled: bool) -> None:
-    fingerprint = tiny.decoder().fingerprint
+    fingerprint = tiny.decoder().signature
     found = _tuned.Tuned("early_exit", fingerprint, {"exit": "2", "depth": "1", "floor": "0.000"}, enabled, 0.9)
     _tuned.write(_tuned.place("early_exit", fingerprint), found)
     if enabled:

@@ -129,11 +129,11 @@ def test_values_become_options() -> None:
 
 def tuned(enabled: bool, speedup: float | None = 1.25) -> _tuned.Tuned:
     options = {"attention": "none", "mlp": "none", "depth": "3", "floor": "0.000"}
-    return _tuned.Tuned("layer_skip", tiny.decoder().fingerprint, options, enabled, speedup)
+    return _tuned.Tuned("layer_skip", tiny.decoder().signature, options, enabled, speedup)
 
 
 def test_what_tuning_found_is_used() -> None:
-    _tuned.write(_tuned.place("layer_skip", tiny.decoder().fingerprint), tuned(True))
+    _tuned.write(_tuned.place("layer_skip", tiny.decoder().signature), tuned(True))
     assert all((r.stats.drafted, r.stats.accepted) == (15, 15) for r in run("layer_skip"))
     assert all(r.stats.drafted == 0 or r.stats.accepted < r.stats.drafted for r in run("layer_skip:attention=0+1"))
     assert [r.stats.offered_at for r in run("layer_skip:depth=1")] == [[10]] * 3
@@ -171,20 +171,20 @@ def test_damaged_files(cache: Path, content: object, words: str) -> None:
         run(f"layer_skip:path={file}")
 
 
-def test_models_have_fingerprints_of_their_own() -> None:
-    assert Decoder(tiny.model(), "a").fingerprint == Decoder(tiny.model(), "b").fingerprint == tiny.decoder().fingerprint
-    others = {Decoder(tiny.model(**change), "c").fingerprint for change in ({"seed": 1}, {"dtype": torch.float32})}
-    assert len(others | {tiny.decoder().fingerprint}) == 3
+def test_models_have_signatures_of_their_own() -> None:
+    assert Decoder(tiny.model(), "a").signature == Decoder(tiny.model(), "b").signature == tiny.decoder().signature
+    others = {Decoder(tiny.model(**change), "c").signature for change in ({"seed": 1}, {"dtype": torch.float32})}
+    assert len(others | {tiny.decoder().signature}) == 3
 
 
-def test_quantised_models_have_fingerprints_of_their_own() -> None:
+def test_quantised_models_have_signatures_of_their_own() -> None:
     pytest.importorskip("torchao")
     found = set()
     for scheme in ("none", "int8", "int4"):
         model = tiny.model(dtype=torch.float32, intermediate_size=64)
         if scheme != "none":
             quantize(model, scheme, "cpu")
-        found.add(Decoder(model, scheme).fingerprint)
+        found.add(Decoder(model, scheme).signature)
     assert len(found) == 3
 
 

@@ -32,12 +32,14 @@ class State:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A round's budget, as it was asked for: `depths` by request; `probes`: indices of requests that are only tried; `steady`:
-    all who were drafted for had been in the round before, so that the time taken is not that of catching up."""
+    all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
+    launched before the round before it was read."""
 
     ids: tuple[int, ...]
     depths: tuple[int, ...]
     probes: frozenset[int] = frozenset()
     steady: bool = True
+    ahead: bool = False
 
     @property
     def deepest(self) -> int:
@@ -71,7 +73,7 @@ class Book:
             found = self.states[request.id] = State(request, self.accept.track(), self.offer.track())
         return found
 
-    def ask(self, batch: Batch, depths: Sequence[int], probes: frozenset[int] = frozenset()) -> None:
+    def ask(self, batch: Batch, depths: Sequence[int], probes: frozenset[int] = frozenset(), ahead: bool = False) -> None:
         """Note what this round asks for."""
         steady = True
         for request, depth in zip(batch.requests, depths, strict=True):
@@ -79,7 +81,7 @@ class Book:
                 state = self.state(request)
                 steady = steady and state.drafted == self.round - 1
                 state.drafted = self.round
-        self.open.append(Asked(tuple(r.id for r in batch.requests), tuple(depths), probes, steady))
+        self.open.append(Asked(tuple(r.id for r in batch.requests), tuple(depths), probes, steady, ahead))
         self.round += 1
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}

@@ -159,12 +159,14 @@ def _read(xs: Floats, ys: Floats, sizes: Floats) -> Floats:
 
 
 class Costs:
-    """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides."""
+    """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides. `ahead`: plain rounds
+    are launched before the one before was read, which hides most of the rest: then only those tell what it takes."""
 
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}
         self._draft: dict[int, Curve] = {}
         self._other: dict[int, deque[float]] = {}
+        self.ahead = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
         self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds)
@@ -173,7 +175,10 @@ class Costs:
         """`batch`: how many requests were drafted for, `depth`: levels asked for."""
         self._draft.setdefault(bucket(batch), Curve(anchored=True)).add(depth, seconds)
 
-    def add_other(self, batch: int, seconds: float) -> None:
+    def add_other(self, batch: int, seconds: float, ahead: bool = False) -> None:
+        if ahead and not self.ahead:
+            self._other.clear()
+            self.ahead = True
         self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
 
     def verify(self, batch: int, rows: Floats) -> Floats:

@@ -9,6 +9,7 @@ a trial that pays for itself may be repeated at once, which is how a request com
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from ..protocols import Drafter
 from ..types import Batch, Budget, Proposal, StepEvent
 from .book import Asked, Book
-from .costs import Costs
+from .costs import Costs, bucket
 from .cut import shorten
 from .limits import Shape, bounds
 from .plan import Load, Plan, Planner
@@ -36,14 +37,19 @@ REFERENCE = 0.005
 """Share of time for plain rounds while guesses are made."""
 THINKING = 0.02
 """Share of time that plans may take: with many requests, or a slow host, they are made less often."""
-LOOK = 8
-"""One round in so many is not launched ahead while nobody is given guesses: it may be a probe's."""
+FEW = 4
+"""Rounds that tell something."""
+LOSING = 0.97
+"""Speed against plain decoding, as measured over a few rounds, below which the plan is made anew at once."""
+FEWER = 8
+"""While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
 PATIENCE = 8
 """Rounds of catching up in a row after which drafting time is booked all the same."""
 
 
 class Goodput:
-    """See above. `costs` may be filled beforehand (`calibrate.py`); `clock` tells seconds."""
+    """See above. `costs` may be filled beforehand (`calibrate.py`); `overlaps`: plain rounds can be launched ahead, so that what
+    they take must be seen before guesses are compared with them; `clock` tells seconds."""
 
     name = "goodput"
 
@@ -56,10 +62,12 @@ class Goodput:
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
         self._unsteady = 0
-        self._gain, self._plain_at = 1.0, 0
+        self._gain, self._plain_at, self._drafted_at, self._off = 1.0, 0, 0, False
         self._load: Load | None = None
-        self._plain_sizes = set[int]()
-        self._next_plan = float("-inf")
+        self._plain_sizes, self._referenced = set[int](), set[int]()
+        self._next_plan, self._size, self._plain = float("-inf"), 0, 0
+        self.overlaps = False
+        self._lately = deque[tuple[int, float]](maxlen=2 * FEW)
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
@@ -69,28 +77,35 @@ class Goodput:
         probes = frozenset[int]()
         if free:
             self._plan(batch, limits)
+            rests = self._rests(len(batch))
             for b in free:
-                depths[b] = 0 if self._rests() else min(limits[b][1], self._book.state(batch.requests[b]).depth or 0)
+                depths[b] = 0 if rests else min(limits[b][1], self._book.state(batch.requests[b]).depth or 0)
             self._story.count([depths[b] for b in free])
-            if not self._rests():
+            if not rests:
                 probes = self._probe(batch, limits, depths)
-            if not any(depths):
+            if any(depths):
+                self._drafted_at = self._book.round
+            else:
                 self._plain_at = self._book.round
         self._book.ask(batch, depths, probes)
         return self._shape.budget(batch, depths)
 
     @property
     def resting(self) -> bool:
-        """Nobody was given guesses in the last round, and the plan stands; every so often a round is looked at all the same, for
-        probes."""
+        """Nobody was given guesses in the last round, and nobody is to get any in the next: the plan stands and no trial is due,
+        or some rounds in a row are plain for comparison."""
         asked = self._book.open[-1] if self._book.open else None
-        settled = self._book.round - self._planned < self._keep and not self._book.turned
-        return asked is not None and not any(asked.depths) and settled and self._book.round % LOOK != 0
+        if asked is None or any(asked.depths):
+            return False
+        trial = self._allowance.ripe and self._book.round - self._drafted_at >= GAP
+        return self._plain > 0 or (self._off and not self._book.turned and not trial)
 
     def rest(self, batch: Batch) -> Budget:
-        """No guesses for anybody, as `resting` promised."""
+        """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
+        self._plain -= 1
+        self._off = self._off and abs(len(batch) - self._size) * FEWER <= self._size
         depths = [0] * len(batch)
-        self._book.ask(batch, depths)
+        self._book.ask(batch, depths, ahead=True)
         return self._shape.budget(batch, depths)
 
     def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
@@ -106,20 +121,36 @@ class Goodput:
             return
         batch, inside = len(event.committed), event.draft_seconds + event.verify_seconds
         self.costs.add_verify(batch, event.rows, event.verify_seconds)
-        other, spare = max(0.0, wall - inside), 0.0
-        if asked.deepest and batch in self._plain_sizes:  # what drafting keeps from overlapping with the device is its own price
-            spare = max(0.0, other - self.costs.other(batch))
-        else:
-            self.costs.add_other(batch, other)
-        if not asked.deepest:
+        other = max(0.0, wall - inside)
+        spare = max(0.0, other - self.costs.other(batch)) if batch in self._plain_sizes else 0.0
+        if asked.deepest:  # what drafting keeps from overlapping with the device is its own price
+            self._book_drafting(asked, event.draft_seconds + spare)
+            self._watch(asked, event, max(wall, inside))
+        elif asked.ahead or not self.costs.ahead:
+            self.costs.add_other(batch, other, asked.ahead)
             self._plain_sizes.add(batch)
-        self._book_drafting(asked, event.draft_seconds + spare)
+        else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
+            self._allowance.pay(spare, 0.0)
         self._allowance.earn(max(wall, inside))
         if asked.probes:
-            self._charge(asked, event)
+            self._charge(asked, event, spare)
 
     def explain(self) -> str:
         return self._story.explain()
+
+    def _watch(self, asked: Asked, event: StepEvent, seconds: float) -> None:
+        """Whether the last rounds with guesses were slower than plain ones, whatever was expected of them."""
+        if asked.probes:
+            return
+        self._lately.append((sum(len(item.tokens) for item in event.committed), seconds))
+        batch = len(event.committed)
+        if len(self._lately) < FEW or batch not in self._plain_sizes:
+            return
+        tokens, took = (sum(column) for column in zip(*self._lately, strict=True))
+        plain = batch / (self.costs.plain(batch, batch) + self.costs.other(batch))
+        if tokens / took < LOSING * plain:
+            self._planned, self._next_plan = -SETTLED, float("-inf")
+            self._lately.clear()
 
     def _plan(self, batch: Batch, limits: list[tuple[int, int]]) -> None:
         """Give every request that may look ahead a depth, anew or as before."""
@@ -145,16 +176,23 @@ class Goodput:
         for state, depth in zip(states, plan.depths, strict=True):
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
+        self._off, self._size = not any(plan.depths), len(batch)
+        self._lately.clear()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         ended = self._clock()
         self._next_plan = ended + (ended - begun) / THINKING
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
 
-    def _rests(self) -> bool:
+    def _rests(self, batch: int) -> bool:
         """Whether this round is plain for the sake of comparison: what plain decoding takes must be known well where guesses gain
-        little. It costs about half a percent."""
-        return self._gain > 1.0 and self._book.round - self._plain_at >= max(GAP, (self._gain - 1.0) / REFERENCE)
+        little. It costs about half a percent. Sizes of batches not met before are tried at once."""
+        new = self.overlaps and bucket(batch) not in self._referenced
+        self._referenced.add(bucket(batch))
+        since = self._book.round - self._plain_at
+        due = new or (self._gain > 1.0 and since >= max(GAP, (self._gain - 1.0) / REFERENCE))
+        self._plain = (FEW if new else 1) if due else 0
+        return due
 
     def _measure(self, batch: Batch, limits: list[tuple[int, int]], who: list[int]) -> Load:
         """The load, with every request's chances as they look now."""
@@ -202,15 +240,15 @@ class Goodput:
             chosen.add(b)
         return frozenset(chosen)
 
-    def _charge(self, asked: Asked, event: StepEvent) -> None:
-        """Pay for probes what they took, less what they brought."""
+    def _charge(self, asked: Asked, event: StepEvent, spare: float) -> None:
+        """Pay for probes what they took, less what they brought; `spare`: seconds that they kept from overlapping."""
         batch, items = len(event.committed), event.committed
         others = [d for b, d in enumerate(asked.depths) if d and b not in asked.probes]
         tokens = sum(len(item.tokens) for item in items)
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
         without = self.costs.plain(batch, rows) + self.costs.draft(len(others), max(others, default=0))
-        extra = event.draft_seconds + event.verify_seconds - without
+        extra = event.draft_seconds + event.verify_seconds + spare - without
         gain = won * (without + self.costs.other(batch)) / max(1, tokens - won)
         self._allowance.pay(extra, gain)
         for b in asked.probes:

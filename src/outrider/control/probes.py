@@ -25,6 +25,11 @@ class Allowance:
     def any(self) -> bool:
         return self._seconds > 0
 
+    @property
+    def ripe(self) -> bool:
+        """Whether there is enough for another trial like the last ones."""
+        return self._seconds > 0 and self._seconds >= self._price
+
     def earn(self, seconds: float) -> None:
         """A round took so long. Nothing is saved up beyond one trial and a little."""
         self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self._price, SHARE * seconds))
