@@ -97,7 +97,7 @@ def validate(proposal: Proposal, vocab_size: int) -> Tensor:
     if proposal.q is not None and not _laws(proposal.q, vocab_size):
         return torch.zeros(batch, dtype=torch.bool, device=device)
     node = (tokens >= 0) & (tokens < vocab_size) & (proposal.source >= PROBE)
-    widths = torch.tensor(proposal.widths, dtype=torch.int64, device=device)
+    widths = torch.tensor(proposal.widths, dtype=torch.int64).to(device, non_blocking=True)
     fits = (sizes >= 0) & (sizes <= widths)
     if proposal.linear:
         return fits & (node & (parents == column - 1) | idle).all(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -145,6 +146,13 @@ def test_what_loses_is_not_used_unless_asked_for(cache: Path) -> None:
     with pytest.warns(OutriderWarning, match=r"gives no guesses: the best that tuning found on tiny is 0.83 times"):
         assert all(r.stats.drafted == 0 for r in run(f"layer_skip:path={file}"))
     assert all(r.stats.drafted for r in run(f"layer_skip:path={file},attention=1,floor=0"))
+
+
+def test_what_was_tuned_elsewhere_warns(cache: Path) -> None:
+    file = cache / "mine.json"
+    _tuned.write(file, dataclasses.replace(tuned(True), fingerprint="0" * 16))
+    with pytest.warns(OutriderWarning, match=r"mine.json was tuned on another model than tiny"):
+        assert all(r.stats.drafted for r in run(f"layer_skip:path={file}"))
 
 
 @pytest.mark.parametrize(

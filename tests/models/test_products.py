@@ -57,3 +57,16 @@ def test_the_library_is_one_whose_rows_care(splits: frozenset[int]) -> None:
     made = Products(invariant=True)
     right = torch.cat([made(part, weight) for part in torch.split(x, 16)])
     assert any(not torch.equal(made(x[:rows], weight), right[:rows]) for rows in range(1, 151))
+
+
+def test_rows_that_differ_at_the_end_of_a_wide_pass_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries split what is left over for the last wave of tiles."""
+
+    def library(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        out = (weight[None] * x[:, None]).sum(2)
+        return torch.cat([out[:500], out[500:] + 1]).to(dtype)
+
+    monkeypatch.setattr(products, "_vendor", library)
+    made, (_, weight) = Products(invariant=True), some()
+    [trust] = made.check([(weight, None, torch.float32)]).values()
+    assert trust.rows == {rows for rows in products.TRIED if rows <= 500}

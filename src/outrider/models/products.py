@@ -87,8 +87,8 @@ NARROW = 48
 """Rows up to which a row's bits must not depend on what shares its pass, whatever was asked for."""
 TRIED = (*range(1, NARROW + 1), 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Row counts at which every weight shape is tried at load: all of those of narrow passes, and the sizes of captured ones."""
-_COMPARED = 256
-"""Rows that are compared."""
+_TILED = 256
+"""Rows at which our own product is tried, of its wide tiles."""
 _SAME = 16
 """Rows of the passes whose bits are the standard."""
 _MOST = 2**26
@@ -174,25 +174,21 @@ def _vendor(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) 
 def _trust(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Trust:
     """Compare rows of all counts with the same rows among 16."""
     generator = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(max(TRIED[-1], _COMPARED), weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
-    right = torch.cat([_vendor(part, weight, bias, dtype) for part in torch.split(x[:_COMPARED], _SAME)])
     counts = [rows for rows in TRIED if rows * weight.shape[0] <= _MOST or rows <= NARROW]
+    x = torch.randn(max(counts), weight.shape[1], generator=generator, device=weight.device).to(weight.dtype)
+    right = torch.cat([_vendor(part, weight, bias, dtype) for part in torch.split(x, _SAME)])
     same = torch.stack([_agree(x, rows, right, (weight, bias, dtype)) for rows in counts]).tolist()
     good = frozenset(rows for rows, fine in zip(counts, same, strict=True) if fine) | {_SAME}
     return Trust(good, weight.device.type == "cuda" and _kernel_agrees(x, right, (weight, bias, dtype)))
 
 
 def _agree(x: Tensor, rows: int, right: Tensor, how: tuple[Tensor, Tensor | None, torch.dtype]) -> Tensor:
-    """Whether rows come out as in `right` among so many: the first ones, and others in the middle."""
-    found = []
-    for start in (0, _COMPARED // 2) if rows <= _COMPARED // 2 else (0,):
-        got = _vendor(x[start : start + rows], *how)
-        wanted = right[start : start + rows]
-        found.append((got[: len(wanted)] == wanted).all())
-    return torch.stack(found).all()
+    """Whether rows come out as in `right` among so many, all of them: the first ones, and as many others if there are."""
+    starts = (0, rows) if 2 * rows <= len(x) else (0,)
+    return torch.stack([(_vendor(x[s : s + rows], *how) == right[s : s + rows]).all() for s in starts]).all()
 
 
 def _kernel_agrees(x: Tensor, right: Tensor, how: tuple[Tensor, Tensor | None, torch.dtype]) -> bool:
     from ..kernels.product import linear
 
-    return all(torch.equal(linear(x[:rows], *how), right[:rows]) for rows in (1, _SAME, NARROW, _COMPARED))
+    return all(torch.equal(linear(x[:rows], *how), right[:rows]) for rows in (1, _SAME, NARROW, _TILED))
