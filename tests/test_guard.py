@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from outrider import registry
+from outrider import registry, tree
 from outrider.config import SamplingParams
 from outrider.errors import DrafterMismatch, OutriderWarning
-from outrider.protocols import Drafter, Start
+from outrider.guard import Guard
+from outrider.protocols import Drafter, KVNeed, Needs, Start
 from outrider.types import ROOT, Batch, Budget, Finish, Proposal, Request, Resume, Scores, Verdict
 
 from . import probes, tiny
@@ -133,6 +134,19 @@ def test_two_slips_are_forgiven(name: str) -> None:
     assert engine.drafter.working and engine.accepted > 0
 
 
+@pytest.mark.parametrize("name", UNSOUND)
+def test_guesses_that_nobody_looks_at_do_no_harm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device, where the host does not wait to see them: they are put right, or cut down to nothing."""
+    monkeypatch.setattr("outrider.guard._unseen", lambda proposal: proposal.q is None)
+    seen = []
+    put_right = Guard._put_right
+    monkeypatch.setattr(Guard, "_put_right", lambda self, made: seen.append(put_right(self, made)) or seen[-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutriderWarning)
+        run(spoiled(UNSOUND[name]))
+    assert all(bool(tree.validate(made, tiny.VOCAB).all()) for made in seen)
+
+
 def test_columns_not_in_use_may_hold_anything() -> None:
     """`widths` is only a bound of `sizes`: what lies between enters the pass, and must do no harm."""
 
@@ -185,6 +199,22 @@ def test_exceptions_switch_it_off_once(where: str, after: int) -> None:
         engine = run(Failing(where, ZeroDivisionError("oh no"), after))
     assert len(seen) == 1, "one failure, one warning"
     assert engine.drafter.reason in str(seen[0].message)
+
+
+class Sharer(probes.Replay):
+    """Wants memory in the pool, and fails when it is to say how much of it is there."""
+
+    needs = Needs(kv=KVNeed(1, 1, 4))
+
+    def shared(self, request: Request) -> int:
+        raise ZeroDivisionError("oh no")
+
+
+def test_one_that_fails_while_sharing_is_switched_off() -> None:
+    made = [tiny.request(list(range(2, 30))) for _ in range(2)]
+    with pytest.warns(OutriderWarning, match="it failed while sharing with ZeroDivisionError: oh no"):
+        texts = tiny.World().run(Sharer(answers(), depth=3), made, may_fail=True, grain=8, max_requests=1)
+    assert texts[0] == texts[1] and [r.taken for r in made] == [0, 24]
 
 
 def test_a_drafter_that_cannot_start() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from typing import cast
 
 import torch
 
@@ -33,6 +34,8 @@ class Guard:
         self.reason: str | None = None
         self._strikes = 0
         self._starved: set[str] = set()
+        own = isinstance(drafter, Sharing) and drafter.needs.kv is not None
+        self._sharing: Sharing | None = cast(Sharing, drafter) if own else None
         self.observes = type(drafter).observe is not Drafter.observe
 
     @property
@@ -123,13 +126,13 @@ class Guard:
     @property
     def sharing(self) -> bool:
         """Whether the drafter has KV of its own in the pool that others take over with the target's."""
-        return self.working and self.drafter.needs.kv is not None and isinstance(self.drafter, Sharing)
+        return self._sharing is not None
 
     def shared(self, request: Request) -> int:
         """How many of a request's first tokens others may take over, as far as the drafter is concerned."""
-        if self.sharing:
+        if self._sharing is not None and self.working:
             try:
-                return int(self.drafter.shared(request))  # type: ignore[attr-defined]
+                return int(self._sharing.shared(request))
             except (Exception, SystemExit) as error:
                 self._stop(f"it failed while sharing with {type(error).__name__}: {error}")
         return len(request.tokens)

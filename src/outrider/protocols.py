@@ -236,7 +236,7 @@ class Drafter(Protocol):
     def propose(self, batch: Batch, budget: Budget) -> Proposal: ...
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """See what became of the round's guesses."""
+        """See what became of the round's guesses. The next round writes over what `scores` shows: copy what is to stay."""
 
     def release(self, request: Request) -> None:
         """Forget a request."""

@@ -153,14 +153,15 @@ class Medusa(Drafter):
         for level in range(max(shape.depths)):
             columns = [c for c, d in enumerate(shape.depths) if d == level + 1]
             above = sorted({shape.parents[c] for c in columns})
-            paths = torch.tensor([_path(shape, p) for p in above]).view(len(above), level).to(device)
+            paths = torch.tensor([_path(shape, p) for p in above]).view(len(above), level).to(device, non_blocking=True)
             request = torch.arange(count, device=device).repeat_interleave(len(above))
             path = tokens[:, paths].reshape(-1, level) if level else self._none.expand(len(request), 0)
-            slot = (torch.tensor(above).to(device) + 1).repeat(count)
+            slot = (torch.tensor(above).to(device, non_blocking=True) + 1).repeat(count)
             slots = Slots(tuple(requests), request, length[request] + level, path, torch.full_like(request, level), slot)
             most = max(shape.ranks[c] for c in columns) + 1
             ranked = self._began.sampler.scores(whole[request, level], slots).topk(most)
-            at = torch.tensor([above.index(shape.parents[c]) * most + shape.ranks[c] for c in columns]).to(device)
+            at = torch.tensor([above.index(shape.parents[c]) * most + shape.ranks[c] for c in columns])
+            at = at.to(device, non_blocking=True)
             tokens[:, columns] = ranked.indices.view(count, -1).index_select(1, at)
             live[:, columns] = ranked.values.view(count, -1).index_select(1, at).isfinite()
         return tokens, live
