@@ -6,7 +6,7 @@ import torch
 
 from . import registry, trained
 from .drafters import pick
-from .errors import BadInput, OutriderError
+from .errors import BadInput
 from .models import weights
 from .protocols import Drafter
 from .trained import Trained
@@ -38,12 +38,12 @@ class Choice:
         self.notices.append(f"draft={name} found {ours[0].path}")
         return registry.parse(draft, {"path": str(ours[0].path)})
 
-    def pass_over(self, draft: str, error: Exception) -> bool:
+    def pass_over(self, draft: str, why: object) -> bool:
         """The drafter that was made last cannot be used. Whether `draft` leaves it open to try another: then it is noted."""
         if draft != AUTO or self._picked is None:
             return False
         self._unusable.append(self._picked)
-        self.notices.append(f"draft=auto passed over {self._picked.path}: {error}")
+        self.notices.append(f"draft=auto passed over {self._picked.path}: {why}")
         return True
 
     def _best(self) -> Drafter:
@@ -54,7 +54,7 @@ class Choice:
             try:
                 made = registry.parse(name, {} if self._picked is None else {"path": str(self._picked.path)})
                 made.memory(torch.float32)
-            except (OutriderError, OSError) as error:
+            except Exception as error:
                 if not self.pass_over(AUTO, error):
                     raise
             else:

@@ -13,7 +13,7 @@ from .accept import PerRequest, lossless
 from .choice import Choice
 from .config import SamplingParams
 from .engine import Engine
-from .errors import BadInput, OutriderError
+from .errors import BadInput
 from .guard import Guard
 from .loading import Setup, assemble, make_scheduler, start_for
 from .metrics import summarise
@@ -81,13 +81,22 @@ class LLM:
             needs, start = self._target.needs, None
             try:
                 start = start_for(self._target, drafter, self.name, self.tokenizer)
-                return self._engine(drafter, start, accept), start.pool
+                engine = self._engine(drafter, start, accept)
+                why = engine.drafter.reason
+                if why is None or not self._choice.pass_over(draft, why):
+                    return engine, start.pool
             except Exception as error:
-                self._target.needs = needs
-                self._target.cache.detach(start.pool if start is not None else None)
-                if not isinstance(error, OutriderError) or not self._choice.pass_over(draft, error):
+                self._undo(needs, start)
+                if not self._choice.pass_over(draft, error):
                     raise
+            else:
+                self._undo(needs, start)
             drafter = self._choice.drafter(draft)
+
+    def _undo(self, needs: Needs, start: Start | None) -> None:
+        """Take back what a drafter was given that is not to be."""
+        self._target.needs = needs
+        self._target.cache.detach(start.pool if start is not None else None)
 
     def _engine(self, drafter: Drafter, start: Start, accept: AcceptanceRule) -> Engine:
         """The target with a drafter that has been started, and a rule."""

@@ -75,6 +75,12 @@ def spoil(path: Path, how: str) -> None:
     file = path / "model.safetensors"
     if how == "config":
         (path / "config.json").write_text("{")
+    elif how == "keys":
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "hidden_size"}))
+    elif how == "head":
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | {"hidden_act": "what"}))
     elif how == "gone":
         file.unlink()
     elif how == "cut":
@@ -84,7 +90,8 @@ def spoil(path: Path, how: str) -> None:
         save_file({k: v * torch.nan for k, v in tensors.items()} if how == "nan" else {"x": torch.zeros(1)}, file)
 
 
-@pytest.mark.parametrize("how", ["config", "gone", "cut", "nan", "other"])
+@pytest.mark.filterwarnings("ignore:drafter 'draft_model' was switched off")
+@pytest.mark.parametrize("how", ["config", "keys", "head", "gone", "cut", "nan", "other"])
 def test_one_that_is_damaged_is_passed_over(done, model, tmp_path, monkeypatch, how):
     """By `auto` alone, which says so, and takes the next best."""
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path))

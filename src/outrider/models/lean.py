@@ -135,11 +135,13 @@ def origin(path: Path) -> Origin | None:
 
 
 def numbers(path: Path, made: Origin) -> int:
-    """How many weights the directory's decoder has once its rows are there."""
+    """How many weights the directory's decoder has once its rows are there. Raises `BadWeights` for a damaged config."""
     if not made.borrows:
         return 0
-    config = read_json(path / "config.json")
-    return 2 * made.vocabulary * int(config["hidden_size"])
+    width = read_json(path / "config.json").get("hidden_size")
+    if not isinstance(width, int):
+        raise BadWeights(f"{path / 'config.json'} tells no hidden_size; train or download the drafter again")
+    return 2 * made.vocabulary * width
 
 
 def load(path: Path, rows: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[PreTrainedModel, Tensor | None]:
@@ -161,8 +163,12 @@ def load(path: Path, rows: tuple[Tensor, Tensor], dtype: torch.dtype) -> tuple[P
     ids = tensors.pop("ids", None)
     ids = None if ids is None else ids.long().to(rows[0].device)
     config = {k: v for k, v in read_json(path / "config.json").items() if k != KEY}
-    with torch.device("meta"):
-        model = small(config)
+    try:
+        with torch.device("meta"):
+            model = small(config)
+    except Exception as error:  # a dozen kinds, from transformers
+        why = f"{type(error).__name__}: {error!s:.120}"
+        raise BadWeights(f"{path / 'config.json'} describes no decoder ({why}); train or download the drafter again") from error
     _fill(model, _whole(model, tensors, rows, ids), path, dtype)
     return model.eval().requires_grad_(False), ids
 
