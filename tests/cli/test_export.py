@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from outrider.drafters.eagle import Eagle
 
@@ -52,6 +53,16 @@ def test_eagle_for_people(run, model: str, tmp_path: Path, layout: str) -> None:
 def test_medusa(run, model: str, tmp_path: Path) -> None:
     result = run("export", str(heads.medusa_directory()), "--out", str(tmp_path / "out"), "--model", model)
     assert result.exit_code == 0 and '"method": "medusa"' in result.stdout and "sglang" not in result.stdout
+
+
+def test_a_full_disk(run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    eagle = heads.eagle_directory()
+    monkeypatch.setattr("outrider.models.checkpoint.save_file", full)
+    result = run("export", str(eagle), "--out", str(tmp_path / "out"), "--model", model)
+    assert result.exit_code == 2 and "cannot write to" in result.output and "No space left" in result.output
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ def export(
     debug: o.Debug = False,
 ) -> None:
     """Write a trained drafter for vLLM or SGLang, and print the commands that serve it there."""
+    from safetensors import SafetensorError
+
     from ..drafters import _export
     from ..loading import DTYPES
     from ..models.checkpoint import config_of, folder
@@ -44,8 +46,8 @@ def export(
     target = _target(model)
     try:
         (_export.export_medusa if heads else _export.export_eagle)(path, to, layout, target, DTYPES[dtype])
-    except OSError as error:
-        raise BadInput(f"cannot write to {to}: {error.strerror or error}") from error
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"cannot write to {to}: {getattr(error, 'strerror', None) or error}") from error
     commands = served("medusa" if heads else _method(to), model, str(to), layout)
     if json:
         typer.echo(jsonlib.dumps({"out": str(to), "layout": layout, "commands": commands}))
