@@ -38,6 +38,12 @@ def test_no_time_at_all(run, home):
     assert out.exit_code == 0 and "run the same command again" in out.stderr
 
 
+def test_a_home_that_no_shell_expanded(run, home, monkeypatch):
+    monkeypatch.setenv("HOME", str(home))
+    out = run("train", "draft_model", "--model", "tiny", "--device", "cpu", "--minutes", "0", "--out", "~/x", "--json")
+    assert json.loads(out.stdout)["out"] == str(home / "x")
+
+
 @pytest.mark.slow
 def test_killed_it_goes_on(home):
     """kill -9 in the middle, wherever that is; then the same command."""

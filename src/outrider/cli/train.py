@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import os
 import shlex
 import sys
 import time
@@ -144,7 +145,7 @@ def _plan(given: dict[str, Any]) -> Plan:
     base = SMALL if given["model"] == _TINY else QUICK if given["quick"] else {}
     asked = {part: {field: given[name] for name, field in names.items() if given[name]} for part, names in NAMES.items()}
     sizes = {part: base.get(part, {}) | asked.get(part, {}) | {"seed": given["seed"]} for part in ("writing", "recipe", "exam")}
-    places: dict[str, Any] = {name: None if given[name] is None else Path(given[name]) for name in ("out", "texts")}
+    places: dict[str, Any] = {n: None if given[n] is None else Path(os.path.expanduser(given[n])) for n in ("out", "texts")}
     for name, place in places.items():
         if place is not None and place.exists() and not place.is_dir():
             raise BadInput(f"--{name} {place} is a file; give a directory")
