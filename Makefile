@@ -32,7 +32,7 @@ demo: setup
 	$(BIN)/outrider demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .
