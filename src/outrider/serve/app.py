@@ -71,8 +71,9 @@ class House:
         """Run what takes long off the event loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._clerk, task)
 
-    def check(self, body: Sampling) -> None:
-        """Raises `Fault` for another model than the one served, or another drafter."""
+    def check(self, body: Sampling, prompts: int = 1) -> None:
+        """Raises `Fault` for another model than the one served, another drafter, and for answers that there is no place for: before
+        any work is done for them."""
         if body.model is not None and body.model != self.name:
             raise Fault(404, f"model {body.model[:200]!r} is not served here; use {self.name!r}", "model_not_found", "model")
         asked = body.speculation.draft if body.speculation is not None else None
@@ -80,8 +81,7 @@ class House:
         if asked not in (None, "none", "auto", loaded):
             message = f"speculation.draft is {asked!r}, but this server runs with {loaded!r}; use that, 'none', or leave it out"
             raise Fault(400, message, param="speculation.draft")
-        if self.worker.draining:
-            raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
+        self.worker.admit(prompts * (body.n or 1))
 
     def room(self, tokens: int) -> int:
         """Tokens that an answer to a prompt may have. Raises `Fault` where there is no room."""
@@ -187,7 +187,7 @@ def _api(house: House) -> APIRouter:
     @api.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text."""
-        house.check(body)
+        house.check(body, len(body.prompts()))
         if house.settings.log_prompts:
             request.state.noted["prompt"] = body.prompt
         _check_completion(body)

@@ -88,23 +88,24 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def submit(self, requests: Sequence[Request]) -> Job:
-        """Queue a job; called on the event loop that wants the news. Raises `Fault` 429 when the house is full, 503 when it
-        closes."""
-        count = len(requests)
+    def admit(self, count: int) -> None:
+        """Whether so many choices may come in now. Raises `Fault` 400 for more than ever fit, 429 when the house is full, 503 when
+        it closes."""
         if count > self.limit:
             raise Fault(400, f"{count} answers were asked for at once, this server takes at most {self.limit}", param="n")
-        job = Job(tuple(requests), asyncio.get_running_loop(), open=count)
+        if self.failed is not None:
+            raise Fault(503, f"the engine has stopped: {self.failed}", "engine_stopped")
+        if self.draining or self._closing:
+            raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
+        if self._open + count > self.limit:
+            raise Fault(429, f"{self._open} answers are being written or wait already", "queue_full", retry_after=self._wait())
+
+    def submit(self, requests: Sequence[Request]) -> Job:
+        """Queue a job; called on the event loop that wants the news. Raises `Fault` like `admit`."""
+        job = Job(tuple(requests), asyncio.get_running_loop(), open=len(requests))
         with self._lock:
-            if self.failed is not None:
-                raise Fault(503, f"the engine has stopped: {self.failed}", "engine_stopped")
-            if self.draining or self._closing:
-                raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
-            if self._open + count > self.limit:
-                raise Fault(
-                    429, f"{self._open} answers are being written or wait already", "queue_full", retry_after=self._wait()
-                )
-            self._open += count
+            self.admit(job.open)
+            self._open += job.open
             self._inbox.append((job, True))
             self._lock.notify()
         return job
