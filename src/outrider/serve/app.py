@@ -72,8 +72,8 @@ class House:
         return await asyncio.get_running_loop().run_in_executor(self._clerk, task)
 
     def check(self, body: Sampling, prompts: int = 1) -> None:
-        """Raises `Fault` for another model than the one served, another drafter, and for answers that there is no place for: before
-        any work is done for them."""
+        """Raises `Fault` for another model than the one served, another drafter, and answers that there is no place for: before any
+        work is done for them."""
         if body.model is not None and body.model != self.name:
             raise Fault(404, f"model {body.model[:200]!r} is not served here; use {self.name!r}", "model_not_found", "model")
         asked = body.speculation.draft if body.speculation is not None else None

@@ -85,7 +85,11 @@ class Server(uvicorn.Server):
         self._quiet: float | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server bound the same port before either listened
+            where = f"{self.config.host} port {self.config.port}"
+            raise BadInput(f"cannot listen at {where}: {error.strerror or error}; give another --port") from None
         if self.started:
             self._ready(self.address)
 
@@ -116,6 +120,8 @@ class Server(uvicorn.Server):
             self._quiet = None if self.worker.open else (self._quiet or now)
             if now >= self._deadline or (self._quiet is not None and now - self._quiet >= LINGER):
                 self.should_exit = True
+        if self.should_exit:
+            self.worker.close(0)  # whoever still waits is told
         return await super().on_tick(counter)
 
 
