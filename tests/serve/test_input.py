@@ -129,12 +129,14 @@ def test_bodies_that_are_too_large(server: Running) -> None:
 
 def test_keys(load: Callable[..., LLM]) -> None:
     llm = load(draft="suffix")
-    with running(llm, api_keys=(KEY, "other")) as server:
+    with running(llm, api_keys=(KEY, "other"), cors_origins=("https://a.example",)) as server:
         assert llm.engine.drafter.drafter.config.isolate  # type: ignore[attr-defined]
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer ü"}):
             raw = {k: v.encode() for k, v in headers.items()}
             assert fails(server.post(TEXT, body, headers=raw), 401)["code"] == "invalid_api_key"
+        refused = server.client.get("/v1/models", headers={"origin": "https://a.example"})
+        assert fails(refused, 401) and refused.headers["access-control-allow-origin"] == "https://a.example"
         assert server.client.get("/v1/models").status_code == 401 and server.client.get("/health").status_code == 200
         seen = set()
         server.llm.engine.sinks.append(lambda event: seen.update(item.request.group for item in event.committed))

@@ -35,11 +35,20 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path: Pa
 @pytest.mark.parametrize(
     "values",
     [{"port": "x"}, {"port": -1}, {"port": True}, {"max_running": 0}, {"api_keys": [5]}, {"api_keys": [" "]}, {"host": 5}]
-    + [{"max_body": 0.0}, {"read_seconds": 1e9}, {"page": "on"}, {"api_keys": ["ü"]}],
+    + [{"max_body": 0.0}, {"read_seconds": 1e9}, {"page": "on"}, {"api_keys": ["ü"]}, {"api_keys": [" a"]}],
 )
 def test_wrong_values(values: dict[str, Any]) -> None:
     with pytest.raises(BadInput):
         settings(values)
+
+
+def test_a_file_may_name_options_as_the_flags(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text('api-key = "a"\ncors-origin = ["https://a.example"]\n')
+    assert from_file(str(file)) == {"api_keys": "a", "cors_origins": ["https://a.example"]}
+    file.write_text("api-key-file = 5\n")
+    result = CliRunner().invoke(app, ["serve", "--config", str(file)])
+    assert result.exit_code == 2 and "api_key_file must be a str" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["port = ", "[", b"\xff"])

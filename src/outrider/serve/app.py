@@ -72,8 +72,8 @@ class House:
         return await asyncio.get_running_loop().run_in_executor(self._clerk, task)
 
     def check(self, body: Sampling, prompts: int = 1) -> None:
-        """Raises `Fault` for another model than the one served, another drafter, and answers that there is no place for: before any
-        work is done for them."""
+        """Raises `Fault` for another model than the one served, another drafter, and answers that there is no place for, before
+        any work is done for them."""
         if body.model is not None and body.model != self.name:
             raise Fault(404, f"model {body.model[:200]!r} is not served here; use {self.name!r}", "model_not_found", "model")
         asked = body.speculation.draft if body.speculation is not None else None
@@ -140,10 +140,11 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     app.add_exception_handler(OutriderError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    if house.settings.cors_origins:
-        origins = list(house.settings.cors_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(Edge, settings=house.settings)
+    if house.settings.cors_origins:  # around all, so that pages may read errors, too
+        shared: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"]}
+        origins = list(house.settings.cors_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], **shared)
     return app
 
 

@@ -13,6 +13,8 @@ from ..errors import BadInput
 
 PREFIX = "OUTRIDER_"
 MIB = 2**20
+PLURALS = {"api_key": "api_keys", "cors_origin": "cors_origins"}
+"""Flags that are given once for each value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise BadInput(f"{name} must be between {low:g} and {high:g}, got {value}")
-        if any(not key.strip() or not key.isascii() for key in self.api_keys):
-            raise BadInput("an API key must be visible ASCII characters")
+        if any(not key or key != key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
+            raise BadInput("an API key must be visible ASCII characters, with no blanks around it")
 
     @property
     def limit(self) -> int:
@@ -65,14 +67,15 @@ _BOUNDS = (
 
 
 def from_file(path: str) -> dict[str, Any]:
-    """A TOML file's top-level table, names written with - or _. Raises `BadInput`."""
+    """A TOML file's top-level table, names written with - or _, as the flags or (lists) in the plural. Raises `BadInput`."""
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"the configuration {path} is not valid TOML: {error}") from None
-    return {name.replace("-", "_"): value for name, value in found.items()}
+    values = {name.replace("-", "_"): value for name, value in found.items()}
+    return {PLURALS.get(name, name): value for name, value in values.items()}
 
 
 def from_environment(names: Mapping[str, type], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
