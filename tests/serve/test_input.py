@@ -119,6 +119,16 @@ def test_the_wrong_door(server: Running) -> None:
     fails(server.client.post(TEXT, content=b"{}"), 415)
 
 
+def test_the_log_holds_no_words_of_clients(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    form = {"type": "regex", "regex": "(secret"}
+    with caplog.at_level("INFO", "outrider.serve"):
+        fails(server.post(TEXT, {"prompt": "secret", "response_format": form}), 400, "(secret")
+        fails(server.post(TEXT, {"prompt": "secret", "logit_bias": {"secret": 1}}), 400, "secret")
+        server.complete("secret")
+    found = [getattr(record, "fields", {}) for record in caplog.records]
+    assert [line["status"] for line in found] == [400, 400, 200] and "secret" not in str(found)
+
+
 def test_bodies_that_are_too_large(server: Running) -> None:
     large = b'{"prompt": "' + b"x" * (50 * 2**20) + b'"}'
     fails(server.client.post(TEXT, content=large, headers=TYPE), 413, "4 MiB")

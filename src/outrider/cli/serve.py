@@ -107,14 +107,13 @@ def _values(given: Mapping[str, Any]) -> dict[str, Any]:
     """All options by the names they have in a file: flags, environment, file."""
     from ..serve.settings import KINDS, PLURALS, from_environment, from_file, merged, read_keys, typed
 
-    flags = {name: value for name, value in given.items() if name not in ("config", "debug", "api_key_file")}
+    flags = {name: value for name, value in given.items() if name not in ("config", "debug")}
     flags = {PLURALS.get(name, name): value for name, value in flags.items()}
     environment = from_environment(KINDS | MODEL_KINDS | {"api_key_file": str})
     below = from_file(given["config"]) if given["config"] else {}
     values = merged(flags, environment, below)
-    path = given["api_key_file"] or values.get("api_key_file")
-    values.pop("api_key_file", None)
-    if typed("api_key_file", path, str):
+    path: str | None = typed("api_key_file", values.pop("api_key_file", None), str)
+    if path:
         values["api_keys"] = (*values.get("api_keys", ()), *read_keys(path))
     return values
 
