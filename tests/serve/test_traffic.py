@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ import pytest
 import outrider
 from outrider import LLM, SamplingParams
 from outrider.errors import BadInput
+from outrider.serve import server as server_module
 from outrider.serve import worker as worker_module
 from outrider.serve.server import bind, serve
 from outrider.serve.settings import Settings
@@ -119,6 +121,26 @@ def test_a_full_house_sends_people_away(load: Callable[..., LLM]) -> None:
         assert 1 <= int(refused.headers["retry-after"]) <= 60 and refused.json()["error"]["code"] == "queue_full"
         assert len({r.json()["choices"][0]["text"] for r in found if r.status_code == 200}) == 1
         server.at_rest()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_stops_reading_is_dropped(server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(server_module, "STALLED", 0.2)
+    body = ask(0, max_tokens=110, ignore_eos=True, logprobs=20, outrider=True, stream=stream) | {"n": 100}
+    asked = json.dumps(body).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(asked)}\r\n\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        sock.sendall(head.encode() + asked)
+        ours = sock.getsockname()
+        end = time.monotonic() + 20
+        while not server.server.worker.open and time.monotonic() < end:
+            time.sleep(0.01)
+        open_ = server.server.server_state.connections
+        while any(one.client == ours for one in list(open_)) and time.monotonic() < end:  # type: ignore[union-attr]
+            time.sleep(0.02)
+        assert time.monotonic() < end
 
 
 def slow(server: Running, seconds: float = 0.02) -> None:
