@@ -30,6 +30,7 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path: Pa
     assert chosen.api_keys == ("a", "b") and chosen.log_prompts and chosen.cors_origins == ()
     assert chosen.limit == 3 and chosen.bytes == 4 * 2**20
     assert from_environment(KINDS, {"OUTRIDER_API_KEYS": "x, y,"}) == {"api_keys": ("x", "y")}
+    assert from_environment(KINDS, {"OUTRIDER_API_KEY": "x"}) == {"api_keys": ("x",)}, "a key that is not read opens the door"
 
 
 @pytest.mark.parametrize(

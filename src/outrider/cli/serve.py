@@ -105,10 +105,9 @@ def _run(given: Mapping[str, Any]) -> None:
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
     """All options by the names they have in a file: flags, environment, file."""
-    from ..serve.settings import KINDS, PLURALS, from_environment, from_file, merged, read_keys, typed
+    from ..serve.settings import KINDS, from_environment, from_file, merged, plural, read_keys, typed
 
-    flags = {name: value for name, value in given.items() if name not in ("config", "debug")}
-    flags = {PLURALS.get(name, name): value for name, value in flags.items()}
+    flags = plural({name: value for name, value in given.items() if name not in ("config", "debug")})
     environment = from_environment(KINDS | MODEL_KINDS | {"api_key_file": str})
     below = from_file(given["config"]) if given["config"] else {}
     values = merged(flags, environment, below)

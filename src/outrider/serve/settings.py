@@ -74,18 +74,24 @@ def from_file(path: str) -> dict[str, Any]:
         raise BadInput(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"the configuration {path} is not valid TOML: {error}") from None
-    values = {name.replace("-", "_"): value for name, value in found.items()}
-    return {PLURALS.get(name, name): value for name, value in values.items()}
+    return plural({name.replace("-", "_"): value for name, value in found.items()})
 
 
 def from_environment(names: Mapping[str, type], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The values of `names` that stand in the environment, as their types. Lists are separated by commas."""
+    """The values of `names` that stand in the environment, as their types. Lists are separated by commas, and may be named as
+    their flags."""
     found = {}
-    for name, kind in names.items():
+    flags = {flag: names[name] for flag, name in PLURALS.items() if name in names}
+    for name, kind in {**names, **flags}.items():
         text = environment.get(PREFIX + name.upper())
         if text is not None and text != "":
             found[name] = _read(PREFIX + name.upper(), text, kind)
-    return found
+    return plural(found)
+
+
+def plural(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of flags by the names of the settings."""
+    return {PLURALS.get(name, name): value for name, value in values.items()}
 
 
 def merged(given: Mapping[str, Any], *below: Mapping[str, Any]) -> dict[str, Any]:
