@@ -95,11 +95,11 @@ def plural(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(given: Mapping[str, Any], *below: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` where it was given (not None, not empty), else the first of `below` that knows it."""
+    """`given` where it was given (not None, no empty list), else the first of `below` that knows it."""
     values: dict[str, Any] = {}
     for source in reversed(below):
         values |= source
-    return values | {name: value for name, value in given.items() if value is not None and value != []}
+    return values | {name: value for name, value in given.items() if value not in (None, [], ())}
 
 
 def settings(values: Mapping[str, Any]) -> Settings:
@@ -127,7 +127,10 @@ KINDS: dict[str, type] = {
 
 def _read(name: str, text: str, kind: type) -> Any:
     if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not parts:
+            raise BadInput(f"{name} holds nothing, got {text!r}; leave it out, or give one or several, with commas between them")
+        return parts
     if kind is bool:
         if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
             raise BadInput(f"{name} must be 1 or 0, got {text!r}")
