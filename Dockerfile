@@ -1,5 +1,5 @@
 # docker build -t outrider .
-# docker run --rm -p 127.0.0.1:8000:8000 outrider
+# docker run --rm --stop-timeout 90 -p 127.0.0.1:8000:8000 outrider
 # With a GPU, build on a CUDA build of torch: docker build --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 .
 FROM python:3.12-slim
 
@@ -21,5 +21,5 @@ VOLUME /data
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=30s --timeout=5s --start-period=120s \
-  CMD python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"
+  CMD python -c "import urllib.request as u; u.urlopen('http://127.0.0.1:${OUTRIDER_PORT:-8000}/health', timeout=4)"
 ENTRYPOINT ["outrider", "serve"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from outrider import LLM
 from outrider.serve import server as server_module
@@ -118,6 +119,16 @@ def test_the_wrong_door(server: Running) -> None:
     fails(server.client.post(TEXT, content=b"{}"), 415)
 
 
+def test_the_log_holds_no_words_of_clients(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+    form = {"type": "regex", "regex": "(secret"}
+    with caplog.at_level("INFO", "outrider.serve"):
+        fails(server.post(TEXT, {"prompt": "secret", "response_format": form}), 400, "(secret")
+        fails(server.post(TEXT, {"prompt": "secret", "logit_bias": {"secret": 1}}), 400, "secret")
+        server.complete("secret")
+    found = [getattr(record, "fields", {}) for record in caplog.records]
+    assert [line["status"] for line in found] == [400, 400, 200] and "secret" not in str(found)
+
+
 def test_bodies_that_are_too_large(server: Running) -> None:
     large = b'{"prompt": "' + b"x" * (50 * 2**20) + b'"}'
     fails(server.client.post(TEXT, content=large, headers=TYPE), 413, "4 MiB")
@@ -128,12 +139,14 @@ def test_bodies_that_are_too_large(server: Running) -> None:
 
 def test_keys(load: Callable[..., LLM]) -> None:
     llm = load(draft="suffix")
-    with running(llm, api_keys=(KEY, "other")) as server:
+    with running(llm, api_keys=(KEY, "other"), cors_origins=("https://a.example",)) as server:
         assert llm.engine.drafter.drafter.config.isolate  # type: ignore[attr-defined]
         body = {"prompt": "x", "max_tokens": 2}
         for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}, {"authorization": "Bearer ü"}):
             raw = {k: v.encode() for k, v in headers.items()}
             assert fails(server.post(TEXT, body, headers=raw), 401)["code"] == "invalid_api_key"
+        refused = server.client.get("/v1/models", headers={"origin": "https://a.example"})
+        assert fails(refused, 401) and refused.headers["access-control-allow-origin"] == "https://a.example"
         assert server.client.get("/v1/models").status_code == 401 and server.client.get("/health").status_code == 200
         seen = set()
         server.llm.engine.sinks.append(lambda event: seen.update(item.request.group for item in event.committed))
@@ -142,11 +155,15 @@ def test_keys(load: Callable[..., LLM]) -> None:
         assert len(seen) == 2 and None not in seen, "each key has a group of its own, which drafters keep apart"
 
 
-def test_limits_and_origins(load: Callable[..., LLM]) -> None:
+def test_limits_and_origins(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     llm = load()
     with running(llm, max_running=1, max_queue=1, max_tokens=5, cors_origins=("https://a.example",), read_seconds=0.5) as server:
         assert server.complete(max_tokens=50, ignore_eos=True)["usage"]["completion_tokens"] == 5
-        fails(server.post(TEXT, {"prompt": "x", "n": 3}), 400, "at most 2")
+        assert server.chat(max_tokens=50, ignore_eos=True)["usage"]["completion_tokens"] == 5
+        with monkeypatch.context() as patch:
+            patch.setattr(llm, "prepare", None)  # those whom there is no place for cost no work
+            fails(server.post(TEXT, {"prompt": "x", "n": 3}), 400, "at most 2")
+            fails(server.post(TEXT, {"prompt": ["x"] * 256, "n": 128}), 400, "at most 2")
         allowed = server.client.get("/health", headers={"origin": "https://a.example"}).headers
         assert allowed["access-control-allow-origin"] == "https://a.example"
         assert "access-control-allow-origin" not in server.client.get("/health", headers={"origin": "https://b.example"}).headers
@@ -223,6 +240,15 @@ def test_fuzz(server: Running) -> None:
             fails(response, response.status_code)
         assert '{"error"' not in response.text or response.status_code != 200, (asked, response.text)
     assert {200, 400} <= seen
+
+
+def test_the_first_wrong_item_ends_the_check() -> None:
+    """A body of a few MiB holds a million of them: to list what is wrong with each would take minutes."""
+    parts = [{"role": "user", "content": [{}] * 1000}] * 1000
+    for model, body in [(CompletionRequest, {"prompt": [[]] * 1000}), (ChatRequest, {"messages": parts})]:
+        with pytest.raises(ValidationError) as error:
+            model(**body)
+        assert error.value.error_count() < 10
 
 
 def test_strict_json() -> None:

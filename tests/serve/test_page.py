@@ -128,6 +128,7 @@ def test_errors_are_shown_and_focus_comes_back(open_page: Callable[..., Any]) ->
     page.wait_for_selector(".foot .error")
     assert "context" in page.text_content(".foot .error")
     until(page, "document.activeElement.id === 'prompt'")
+    assert page.evaluate("state.messages.length") == 0, "what failed is no part of the conversation"
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from outrider import LLM
 from outrider.errors import BadInput
 from outrider.models.tokenizer import TextTokenizer
+from outrider.serve import calls as calls_module
 from outrider.serve.calls import Call, Calls, Form, Part
 from outrider.serve.schema import ChatRequest
 from outrider.serve.tools import Prompter, required
@@ -47,6 +48,16 @@ CASES: list[tuple[Form, str, list[Part]]] = [
     (Form.LLAMA, '{"answer": 42}', ['{"answer": 42}']),
     (Form.LLAMA, 'It is {"name": "f", "parameters": {}}', ['It is {"name": "f", "parameters": {}}']),
 ]
+
+
+@pytest.mark.parametrize("text", ["<tool_call>" + "</tool_call>" * 300, "<tool_call></tool_call>" * 300])
+def test_a_model_that_repeats_end_marks_costs_one_look_at_each(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[str]()
+    monkeypatch.setattr(calls_module, "_load", looks.append)
+    calls, parts = Calls(Form.HERMES), list[Part]()
+    for letter in text:
+        parts += calls.feed(letter)
+    assert joined(parts + calls.close()) == [text] and len(looks) <= 300
 
 
 def joined(parts: list[Part]) -> list[Part]:

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +22,11 @@ import pytest
 
 import outrider
 from outrider import LLM, SamplingParams
+from outrider.errors import BadInput
+from outrider.serve import server as server_module
 from outrider.serve import worker as worker_module
+from outrider.serve.server import bind, serve
+from outrider.serve.settings import Settings
 
 from .conftest import Running, running
 
@@ -118,6 +123,26 @@ def test_a_full_house_sends_people_away(load: Callable[..., LLM]) -> None:
         server.at_rest()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_stops_reading_is_dropped(server: Running, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(server_module, "STALLED", 0.2)
+    body = ask(0, max_tokens=110, ignore_eos=True, logprobs=20, outrider=True, stream=stream) | {"n": 100}
+    asked = json.dumps(body).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(asked)}\r\n\r\n"
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        sock.sendall(head.encode() + asked)
+        ours = sock.getsockname()
+        end = time.monotonic() + 20
+        while not server.server.worker.open and time.monotonic() < end:
+            time.sleep(0.01)
+        open_ = server.server.server_state.connections
+        while any(one.client == ours for one in list(open_)) and time.monotonic() < end:  # type: ignore[union-attr]
+            time.sleep(0.02)
+        assert time.monotonic() < end
+
+
 def slow(server: Running, seconds: float = 0.02) -> None:
     """Rounds that take as long as a larger model's."""
     step = server.llm.engine.step
@@ -146,6 +171,45 @@ def test_a_round_that_fails_ends_its_requests_and_no_others(load: Callable[..., 
         assert "planted" not in response.text
         assert server.complete()["choices"]
         server.at_rest()
+
+
+def test_those_who_wait_outlive_a_round_that_fails(load: Callable[..., LLM], library: LLM) -> None:
+    with running(load(), max_running=1) as server:
+        engine, failed = server.llm.engine, threading.Event()
+        score = engine.target.score
+
+        def failing(*arguments: Any) -> Any:
+            if engine.scheduler.waiting and not failed.is_set():
+                failed.set()
+                raise RuntimeError("planted")
+            return score(*arguments)
+
+        engine.target.score = failing  # type: ignore[method-assign]
+        slow(server)
+
+        async def both(client: httpx.AsyncClient) -> list[httpx.Response]:
+            return await asyncio.gather(*(client.post(TEXT, json=ask(n, stream=False)) for n in range(2)))
+
+        found = together(server, both)
+        assert sorted(r.status_code for r in found) == [200, 500] and failed.is_set()
+        n, answer = next((n, r) for n, r in enumerate(found) if r.status_code == 200)
+        assert answer.json()["choices"][0]["text"] == solo(library, n)
+        server.at_rest()
+
+
+def test_a_thread_that_fails_leaves_nobody_waiting(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A panic of a library's native code is no `Exception`."""
+
+    class Panic(BaseException):
+        pass
+
+    def failing(*_: Any) -> Any:
+        raise Panic
+
+    with running(load()) as server:
+        monkeypatch.setattr(server.server.worker, "_tell", failing)
+        assert server.post(TEXT, ask(0, stream=False)).status_code == 503
+        assert "Panic" in str(server.server.worker.failed)
 
 
 def test_an_engine_that_keeps_failing_ends_the_server(load: Callable[..., LLM]) -> None:
@@ -195,6 +259,29 @@ def test_draining_finishes_what_runs(load: Callable[..., LLM]) -> None:
                 assert other.get("/health").status_code == 503
             rest = [line for line in rows if line]
         assert rest[-1] == "data: [DONE]" and '"finish_reason":"length"' in rest[-2]
+
+
+def test_answers_that_take_too_long_at_the_end_are_told(load: Callable[..., LLM]) -> None:
+    with running(load(), drain_seconds=0.1) as server:
+        slow(server, 0.2)
+        with server.client.stream("POST", TEXT, json=ask(0, ignore_eos=True)) as response:
+            rows = response.iter_lines()
+            next(rows)
+            server.server.drain()
+            last = [line for line in rows if line][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+
+
+def test_two_servers_want_one_port(load: Callable[..., LLM]) -> None:
+    """Both may bind it while neither listens."""
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with bind("127.0.0.1", port) as second:
+            first.listen()
+            with pytest.raises(BadInput, match=f"{port}.*another --port"):
+                serve(load(), Settings(port=port), print, second)
+        with pytest.raises(BadInput, match=f"{port}.*another --port"):
+            bind("127.0.0.1", port)
 
 
 def test_the_load_test(server: Running) -> None:

@@ -105,15 +105,13 @@ def _run(given: Mapping[str, Any]) -> None:
 
 def _values(given: Mapping[str, Any]) -> dict[str, Any]:
     """All options by the names they have in a file: flags, environment, file."""
-    from ..serve.settings import KINDS, from_environment, from_file, merged, read_keys
+    from ..serve.settings import KINDS, from_environment, from_file, merged, plural, read_keys, typed
 
-    flags = {name: value for name, value in given.items() if name not in ("config", "debug", "api_key_file")}
-    flags["api_keys"], flags["cors_origins"] = flags.pop("api_key"), flags.pop("cors_origin")
+    flags = plural({name: value for name, value in given.items() if name not in ("config", "debug")})
     environment = from_environment(KINDS | MODEL_KINDS | {"api_key_file": str})
     below = from_file(given["config"]) if given["config"] else {}
     values = merged(flags, environment, below)
-    path = given["api_key_file"] or values.get("api_key_file")
-    values.pop("api_key_file", None)
+    path: str | None = typed("api_key_file", values.pop("api_key_file", None), str)
     if path:
         values["api_keys"] = (*values.get("api_keys", ()), *read_keys(path))
     return values

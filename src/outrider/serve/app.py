@@ -71,8 +71,9 @@ class House:
         """Run what takes long off the event loop, one at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._clerk, task)
 
-    def check(self, body: Sampling) -> None:
-        """Raises `Fault` for another model than the one served, or another drafter."""
+    def check(self, body: Sampling, prompts: int = 1) -> None:
+        """Raises `Fault` for another model than the one served, another drafter, and answers that there is no place for, before
+        any work is done for them."""
         if body.model is not None and body.model != self.name:
             raise Fault(404, f"model {body.model[:200]!r} is not served here; use {self.name!r}", "model_not_found", "model")
         asked = body.speculation.draft if body.speculation is not None else None
@@ -80,8 +81,7 @@ class House:
         if asked not in (None, "none", "auto", loaded):
             message = f"speculation.draft is {asked!r}, but this server runs with {loaded!r}; use that, 'none', or leave it out"
             raise Fault(400, message, param="speculation.draft")
-        if self.worker.draining:
-            raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
+        self.worker.admit(prompts * (body.n or 1))
 
     def room(self, tokens: int) -> int:
         """Tokens that an answer to a prompt may have. Raises `Fault` where there is no room."""
@@ -140,10 +140,11 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     app.add_exception_handler(OutriderError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    if house.settings.cors_origins:
-        origins = list(house.settings.cors_origins)
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(Edge, settings=house.settings)
+    if house.settings.cors_origins:  # around all, so that pages may read errors, too
+        shared: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"]}
+        origins = list(house.settings.cors_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], **shared)
     return app
 
 
@@ -187,7 +188,7 @@ def _api(house: House) -> APIRouter:
     @api.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text."""
-        house.check(body)
+        house.check(body, len(body.prompts()))
         if house.settings.log_prompts:
             request.state.noted["prompt"] = body.prompt
         _check_completion(body)

@@ -58,6 +58,7 @@ class Calls:
         self._form, self._tags = form, form.value
         self._open = ""
         self._tag: str | None = None
+        self._tried = 0  # where the search for an end mark goes on; -1: no mark can end a call
         self._fresh, self._after = True, False
 
     def feed(self, text: str) -> list[Part]:
@@ -88,7 +89,7 @@ class Calls:
         if found is not None:
             at, tag = found
             self._show(parts, self._open[:at].rstrip())
-            self._open, self._tag = self._open[at + len(tag) :], tag
+            self._open, self._tag, self._tried = self._open[at + len(tag) :], tag, 0
             return True
         end = self._clear()
         self._show(parts, self._open[:end])
@@ -108,14 +109,17 @@ class Calls:
         return len(self._open[:end].rstrip())
 
     def _closed(self, parts: list[Part]) -> bool:
-        """A Hermes call whose end is there. An end mark may stand inside of a string, so the JSON must be whole before it."""
-        at = self._open.find(CLOSE)
-        while at >= 0:
-            call = _call(_load(self._open[:at]))
+        """A Hermes call whose end is there. An end mark may stand inside of a string, so the JSON must be whole before it; where
+        it is broken otherwise, no later mark can help. Each mark is tried once."""
+        while self._tried >= 0 and (at := self._open.find(CLOSE, self._tried)) >= 0:
+            text = self._open[:at]
+            call = _call(_load(text))
             if call is not None:
                 self._take(parts, [call], at + len(CLOSE))
                 return True
-            at = self._open.find(CLOSE, at + 1)
+            self._tried = at + 1 if _in_string(text) else -1
+        if self._tried >= 0:
+            self._tried = max(self._tried, len(self._open) - len(CLOSE) + 1)
         return False
 
     def _finish(self, parts: list[Part]) -> None:
@@ -146,6 +150,17 @@ def _load(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _in_string(text: str) -> bool:
+    """Whether JSON breaks off in the middle of a string."""
+    try:
+        json.loads(text)
+    except ValueError as error:
+        return str(error).startswith("Unterminated string")
+    except RecursionError:
+        pass
+    return False
 
 
 def _call(found: Any) -> Call | None:

@@ -41,7 +41,7 @@ def of(error: Exception) -> Fault:
     if isinstance(error, Fault):
         return error
     if isinstance(error, BadInput):
-        return Fault(400, str(error))
+        return Fault(400, str(error), "invalid_value")
     if isinstance(error, OutOfMemory):
         return Fault(400, str(error), "context_length_exceeded")
     if isinstance(error, OutriderError):

@@ -19,6 +19,14 @@ Whole = Annotated[int, Field(ge=1, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
+def _list(most: int, least: int = 0) -> Any:
+    """Bounds of a list. The first item that is wrong ends its check: a body can hold a million of them."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+Ids = Annotated[list[Token], _list(MOST_IDS, 1)]
+
+
 class Model(BaseModel):
     """Strict about types, and no NaN; fields we do not know are left alone, since clients send many."""
 
@@ -73,8 +81,8 @@ class Sampling(Model):
     frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]], Field(max_length=10_000)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[Token], Field(max_length=1000)] | None = None
+    stop: Stop | Annotated[list[Stop], _list(MOST_STOPS)] | None = None
+    stop_token_ids: Annotated[list[Token], _list(1000)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -165,9 +173,9 @@ class ToolCall(Model):
 
 class Message(Model):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=1000)] | None = None
+    tool_calls: Annotated[list[ToolCall], _list(1000)] | None = None
     tool_call_id: Annotated[str, Field(max_length=1000)] | None = None
-    content: Text | Annotated[list[Part], Field(max_length=1000)] | None = None
+    content: Text | Annotated[list[Part], _list(1000)] | None = None
     name: Annotated[str, Field(max_length=1000)] | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -179,10 +187,10 @@ class Message(Model):
 class ChatRequest(Sampling):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
+    messages: Annotated[list[Message], _list(MOST_MESSAGES, 1)]
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
-    tools: Annotated[list[Tool], Field(max_length=1000)] | None = None
+    tools: Annotated[list[Tool], _list(1000)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -191,20 +199,13 @@ class ChatRequest(Sampling):
         """What to ask of the engine, where `room` tokens fit. Raises `BadInput`."""
         most = self.max_completion_tokens or self.max_tokens or room
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return SamplingParams(**self.common(), max_tokens=max(1, most), logprobs=logprobs)
+        return SamplingParams(**self.common(), max_tokens=min(most, room), logprobs=logprobs)
 
 
 class CompletionRequest(Sampling):
     """`POST /v1/completions`. With `echo`, the answer begins with the prompt; then `max_tokens` may be 0, which scores it."""
 
-    prompt: (
-        Text
-        | Annotated[list[Token], Field(min_length=1, max_length=MOST_IDS)]
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | Annotated[
-            list[Annotated[list[Token], Field(min_length=1, max_length=MOST_IDS)]], Field(min_length=1, max_length=MOST_PROMPTS)
-        ]
-    )
+    prompt: Text | Ids | Annotated[list[Text], _list(MOST_PROMPTS, 1)] | Annotated[list[Ids], _list(MOST_PROMPTS, 1)]
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=100)] | None = None
     echo: bool = False

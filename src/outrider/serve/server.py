@@ -26,15 +26,18 @@ HEADER_SECONDS = 20.0
 """How long a client may take over the head of a request."""
 IDLE_SECONDS = 30
 """How long a connection may stay open between requests."""
+STALLED = 60.0
+"""How long a client may leave what was sent to it unread."""
 LINGER = 0.3
 """Seconds between the last answer's end and the closing of connections."""
 log = logging.getLogger("outrider.serve")
 
 
 class Patient(H11Protocol):
-    """Hangs up on clients that dawdle over the head of a request."""
+    """Hangs up on clients that dawdle over the head of a request, or stop reading."""
 
     _timer: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -47,6 +50,32 @@ class Patient(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
         super().connection_lost(exc)
+        self._read()
+
+    def pause_writing(self) -> None:
+        """Much is unread."""
+        super().pause_writing()
+        self._await_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._read()
+
+    def _await_reading(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(STALLED, self._look, unread)
+
+    def _look(self, before: int) -> None:
+        """Drop a client that has read nothing since; who has read something may go on."""
+        if self.transport.get_write_buffer_size() >= before:
+            self.transport.abort()
+        else:
+            self._await_reading()
+
+    def _read(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
     def _watch(self) -> None:
         """A timer runs while the head of a request is awaited; more of it does not start it anew."""
@@ -85,7 +114,11 @@ class Server(uvicorn.Server):
         self._quiet: float | None = None
 
     async def startup(self, sockets: Any = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server bound the same port before either listened
+            where = f"{self.config.host} port {self.config.port}"
+            raise BadInput(f"cannot listen at {where}: {error.strerror or error}; give another --port") from None
         if self.started:
             self._ready(self.address)
 
@@ -116,6 +149,8 @@ class Server(uvicorn.Server):
             self._quiet = None if self.worker.open else (self._quiet or now)
             if now >= self._deadline or (self._quiet is not None and now - self._quiet >= LINGER):
                 self.should_exit = True
+        if self.should_exit:
+            self.worker.close(0)  # whoever still waits is told
         return await super().on_tick(counter)
 
 

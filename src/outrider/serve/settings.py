@@ -13,6 +13,8 @@ from ..errors import BadInput
 
 PREFIX = "OUTRIDER_"
 MIB = 2**20
+PLURALS = {"api_key": "api_keys", "cors_origin": "cors_origins"}
+"""Flags that are given once for each value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise BadInput(f"{name} must be between {low:g} and {high:g}, got {value}")
-        if any(not key.strip() or not key.isascii() for key in self.api_keys):
-            raise BadInput("an API key must be visible ASCII characters")
+        if any(not key or key != key.strip() or not key.isascii() or not key.isprintable() for key in self.api_keys):
+            raise BadInput("an API key must be visible ASCII characters, with no blanks around it")
 
     @property
     def limit(self) -> int:
@@ -65,32 +67,39 @@ _BOUNDS = (
 
 
 def from_file(path: str) -> dict[str, Any]:
-    """A TOML file's top-level table, names written with - or _. Raises `BadInput`."""
+    """A TOML file's top-level table, names written with - or _, as the flags or (lists) in the plural. Raises `BadInput`."""
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"cannot read the configuration {path}: {getattr(error, 'strerror', None) or error}") from None
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"the configuration {path} is not valid TOML: {error}") from None
-    return {name.replace("-", "_"): value for name, value in found.items()}
+    return plural({name.replace("-", "_"): value for name, value in found.items()})
 
 
 def from_environment(names: Mapping[str, type], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The values of `names` that stand in the environment, as their types. Lists are separated by commas."""
+    """The values of `names` that stand in the environment, as their types. Lists are separated by commas, and may be named as
+    their flags."""
     found = {}
-    for name, kind in names.items():
+    flags = {flag: names[name] for flag, name in PLURALS.items() if name in names}
+    for name, kind in {**names, **flags}.items():
         text = environment.get(PREFIX + name.upper())
         if text is not None and text != "":
             found[name] = _read(PREFIX + name.upper(), text, kind)
-    return found
+    return plural(found)
+
+
+def plural(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of flags by the names of the settings."""
+    return {PLURALS.get(name, name): value for name, value in values.items()}
 
 
 def merged(given: Mapping[str, Any], *below: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` where it was given (not None, not empty), else the first of `below` that knows it."""
+    """`given` where it was given (not None, no empty list), else the first of `below` that knows it."""
     values: dict[str, Any] = {}
     for source in reversed(below):
         values |= source
-    return values | {name: value for name, value in given.items() if value is not None and value != []}
+    return values | {name: value for name, value in given.items() if value not in (None, [], ())}
 
 
 def settings(values: Mapping[str, Any]) -> Settings:
@@ -118,7 +127,10 @@ KINDS: dict[str, type] = {
 
 def _read(name: str, text: str, kind: type) -> Any:
     if kind is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+        parts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if not parts:
+            raise BadInput(f"{name} holds nothing, got {text!r}; leave it out, or give one or several, with commas between them")
+        return parts
     if kind is bool:
         if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
             raise BadInput(f"{name} must be 1 or 0, got {text!r}")

@@ -14,8 +14,6 @@ from .faults import Fault
 from .replies import Reply
 from .worker import Job, Worker
 
-STALLED = 60.0
-"""Seconds that a client may leave what was sent to it unread."""
 LEFT = 499
 """The status logged for a client that did not wait."""
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -89,8 +87,6 @@ class Answer(Response):
             if fault.status != LEFT:
                 await _push(send, [json.dumps(fault.body)], last=True)
             scope["state"]["noted"].update(status=fault.status, error=fault.code or fault.message)
-        except TimeoutError:
-            raise Fault(LEFT, "the client stopped reading") from None
 
     @property
     def _ended(self) -> bool:
@@ -100,8 +96,7 @@ class Answer(Response):
 async def _push(send: Send, events: Iterable[str], last: bool = False) -> None:
     """One write, however many events."""
     body = "".join(f"data: {event}\n\n" for event in events).encode()
-    async with asyncio.timeout(STALLED):
-        await send({"type": "http.response.body", "body": body, "more_body": not last})
+    await send({"type": "http.response.body", "body": body, "more_body": not last})
 
 
 async def _watch(receive: Receive, job: Job) -> None:

@@ -88,23 +88,24 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def submit(self, requests: Sequence[Request]) -> Job:
-        """Queue a job; called on the event loop that wants the news. Raises `Fault` 429 when the house is full, 503 when it
+    def admit(self, count: int) -> None:
+        """Whether so many choices may come in. Raises `Fault` 400 for more than ever fit, 429 when the house is full, 503 when it
         closes."""
-        count = len(requests)
         if count > self.limit:
             raise Fault(400, f"{count} answers were asked for at once, this server takes at most {self.limit}", param="n")
-        job = Job(tuple(requests), asyncio.get_running_loop(), open=count)
+        if self.failed is not None:
+            raise Fault(503, f"the engine has stopped: {self.failed}", "engine_stopped")
+        if self.draining or self._closing:
+            raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
+        if self._open + count > self.limit:
+            raise Fault(429, f"{self._open} answers are being written or wait already", "queue_full", retry_after=self._wait())
+
+    def submit(self, requests: Sequence[Request]) -> Job:
+        """Queue a job; called on the event loop that wants the news. Raises `Fault` like `admit`."""
+        job = Job(tuple(requests), asyncio.get_running_loop(), open=len(requests))
         with self._lock:
-            if self.failed is not None:
-                raise Fault(503, f"the engine has stopped: {self.failed}", "engine_stopped")
-            if self.draining or self._closing:
-                raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
-            if self._open + count > self.limit:
-                raise Fault(
-                    429, f"{self._open} answers are being written or wait already", "queue_full", retry_after=self._wait()
-                )
-            self._open += count
+            self.admit(job.open)
+            self._open += job.open
             self._inbox.append((job, True))
             self._lock.notify()
         return job
@@ -121,6 +122,15 @@ class Worker:
         return int(min(max(1.0, self._seconds), 60.0))
 
     def _run(self) -> None:
+        try:
+            self._rounds()
+        except BaseException as error:  # the thread is all that anybody waits for: whatever it is, they must hear of it
+            log.error("the engine's thread failed", exc_info=error)
+            self.failed = f"its thread failed with {type(error).__name__}"
+        self._end_all(Fault(503, "the server is shutting down", "shutting_down"))
+
+    def _rounds(self) -> None:
+        """Until it is closed or has failed."""
         idle_rounds = 0
         while not self._closing and self.failed is None:
             self._take()
@@ -136,8 +146,8 @@ class Worker:
                 idle_rounds += 1
                 time.sleep(NAP)
                 if idle_rounds > PATIENCE:
+                    idle_rounds = 0
                     self._crashed(RuntimeError("rounds come to nothing while requests wait"))
-        self._end_all(Fault(503, "the server is shutting down", "shutting_down"))
 
     def _take(self) -> None:
         """What came in since the last round; waits while there is nothing to do."""
@@ -160,14 +170,14 @@ class Worker:
             self._end(job, faults.of(error))
 
     def _end(self, job: Job, why: Fault | None = None) -> None:
-        """End what is left of a job, and say why if there is somebody to hear it."""
-        self.engine.abort(job.requests)
+        """End what is left of a job, and say why if there is somebody to hear it: even if it cannot be released."""
         for request in job.requests:
             self._places.pop(request.id, None)
         self._gone(job.open)
         job.open = 0
         if why is not None:
             self._send([(job, why)])
+        self.engine.abort(job.requests)
 
     def _gone(self, count: int) -> None:
         with self._lock:
@@ -202,17 +212,24 @@ class Worker:
                 log.debug("news for an event loop that has ended")
 
     def _crashed(self, error: Exception) -> None:
-        """A round failed for a reason of its own: whoever was in it cannot go on, those who come next may."""
+        """A round failed for a reason of its own: whoever was in it cannot go on, those who wait may. If nobody was, they are the
+        reason."""
         self.crashes += 1
         log.error("a round failed", exc_info=error, extra={"fields": {"crashes": self.crashes}})
+        why = Fault(500, "the engine failed while this answer was being written; try again", "engine_failed")
+        hit = [self._places[r.id][0] for r in self.engine.scheduler.running if r.id in self._places]
+        self._end_each(hit or [job for job, _ in self._places.values()], why)
         if self.crashes >= MOST_CRASHES:
             self.failed = f"{self.crashes} rounds in a row failed, the last with {type(error).__name__}"
-        self._end_all(Fault(500, "the engine failed while this answer was being written; try again", "engine_failed"))
+            self._end_all(why)
 
     def _end_all(self, why: Fault) -> None:
         with self._lock:
             items, self._inbox = self._inbox, deque()
-        for job in {id(job): job for job, _ in (*self._places.values(), *items)}.values():
+        self._end_each([job for job, _ in (*self._places.values(), *items)], why)
+
+    def _end_each(self, jobs: Sequence[Job], why: Fault) -> None:
+        for job in {id(job): job for job in jobs}.values():
             try:
                 self._end(job, why)
             except Exception as error:
@@ -235,5 +252,5 @@ def measure_plain(llm: LLM, tokens: int = 12, runs: int = 3) -> float:
     for run in range(runs + 1):
         times = [time.perf_counter() for _ in llm.stream(prompt, params)]
         gaps += [after - before for before, after in pairwise(times)] if run else []
-    usual = sorted(gaps)[len(gaps) // 4]
+    usual = sorted(gaps)[len(gaps) // 4] if gaps else 0.0
     return 1 / usual if usual > 0 else 0.0
