@@ -40,9 +40,14 @@ class Trained:
 
 def home() -> Path:
     """$OUTRIDER_HOME, or $XDG_DATA_HOME/outrider, or ~/.local/share/outrider. May not exist yet."""
-    if chosen := os.environ.get("OUTRIDER_HOME"):
+    return user_dir("OUTRIDER_HOME", "XDG_DATA_HOME", ".local", "share")
+
+
+def user_dir(own: str, xdg: str, *usual: str) -> Path:
+    """A directory of the user's: the variable `own` names it, else it is `outrider` in what `xdg` names, or below home."""
+    if chosen := os.environ.get(own):
         return Path(os.path.expanduser(chosen))
-    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    base = os.environ.get(xdg) or os.path.join(os.path.expanduser("~"), *usual)
     return Path(base) / "outrider"
 
 

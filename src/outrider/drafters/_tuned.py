@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from ..errors import BadInput, OutriderWarning
 from ..models.weight_cache import cache_dir
 from ..protocols import Start
 from ..registry import configure, get
+from ..trained import write_json
 
 FORMAT = 1
 C = TypeVar("C", bound=Any)
@@ -102,11 +102,9 @@ def write(path: Path, tuned: Tuned) -> None:
     """The whole file or none of it; directories are made. Raises `BadInput` where that cannot be written."""
     names = ("method", "fingerprint", "options", "enabled", "speedup")
     own = {name: getattr(tuned, name) for name in names}
-    text = json.dumps({"format": FORMAT, **own, **{k: v for k, v in tuned.more.items() if k not in own}}, indent=1) + "\n"
+    content = {"format": FORMAT, **own, **{k: v for k, v in tuned.more.items() if k not in own}}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, path)
+        write_json(path, content)
     except OSError as error:
         raise BadInput(f"cannot write {path}: {error.strerror or error}; give another with --output") from None

@@ -8,7 +8,7 @@ once both ways and comparing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -287,7 +287,7 @@ def taps_of(name: str) -> list[str]:
     return name.removeprefix("hidden:").split(",")
 
 
-def layers_read(names: Sequence[str]) -> set[int]:
+def layers_read(names: Iterable[str]) -> set[int]:
     """Layers whose inputs the features are made of."""
     return {int(part) for name in names for part in taps_of(name) if part.isdecimal()}
 

@@ -9,7 +9,7 @@ the same bits whether prefill, decoding or recomputation made them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ..protocols import Cache
 from ..types import PassOutput
-from .hf import Decoder, gather, taps_of
+from .hf import Decoder, gather, layers_read
 from .layout import Layout
 from .parts import Layers, parts_of
 from .products import Products, Weight
@@ -121,7 +121,7 @@ class Native(Decoder):
     ) -> PassOutput:
         """See `Decoder.forward`."""
         rows = rows_of(layout, cache, self.heads // self.kv_heads, self.max_len)
-        names = _inner(features)
+        names = set(map(str, layers_read(features)))
         done = self.passes.run(rows, names) if self.passes is not None and layers is None and self.passes.cache is cache else None
         if done is None:
             taps = dict.fromkeys(names, rows.token)
@@ -138,7 +138,7 @@ class Native(Decoder):
     def scored(self, rows: Rows, cache: Cache, wanted: Tensor | None = None, features: dict[str, Tensor] | None = None) -> Tensor:
         """See `Decoder.scored`."""
         features = {} if features is None else features
-        taps = dict.fromkeys(_inner(features), rows.token)
+        taps = dict.fromkeys(map(str, layers_read(features)), rows.token)
         taps["last"], _ = self.states(rows, cache, range(self.num_layers), taps=taps)
         features.update((name, gather(taps, name)) for name in tuple(features))
         normed = taps["last"]
@@ -204,11 +204,6 @@ class Native(Decoder):
         query = rope_write(qkv, angles, rows, pool, norms, self.eps)
         out = attention(query, pool, rows.where, self.scale, Form(block.window, None, rows.tree, rows.serial))
         return out.view(out.shape[0], -1)
-
-
-def _inner(features: Iterable[str]) -> set[str]:
-    """The layers whose inputs are asked for."""
-    return {tap for name in features for tap in taps_of(name)} - {"last"}
 
 
 def _join(block: Any) -> Block:

@@ -21,6 +21,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from ..errors import OutriderWarning
+from ..trained import user_dir
 
 _FORMAT = 1
 """Raised whenever the content of entries changes, so that older ones are not found."""
@@ -42,10 +43,7 @@ class CachedModel:
 
 def cache_dir() -> Path:
     """$OUTRIDER_CACHE, or $XDG_CACHE_HOME/outrider, or ~/.cache/outrider. May not exist yet."""
-    if chosen := os.environ.get("OUTRIDER_CACHE"):
-        return Path(os.path.expanduser(chosen))
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "outrider"
+    return user_dir("OUTRIDER_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def entries() -> list[CachedModel]:
