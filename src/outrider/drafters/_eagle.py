@@ -140,7 +140,13 @@ class EaglePupil:
         past.append((key, value))
         if query.shape[0] * query.shape[2] * x.shape[1] ** 2 > _SCORES and torch.is_grad_enabled():
             flat = [part for pair in past for part in pair]
-            mixed_ = checkpoint(lambda q, *parts: unrolled(q, _pairs(parts), net.scale), query, *flat, use_reentrant=False)
+            mixed_ = checkpoint(
+                lambda q, *parts: unrolled(q, _pairs(parts), net.scale),
+                query,
+                *flat,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
         else:
             mixed_ = unrolled(query, past, net.scale)
         return net.leave(residual, mixed_)

@@ -138,4 +138,4 @@ def in_parts(work: Callable[..., Tensor], rows: int, width: int, *inputs: Tensor
     if rows <= size:
         return work(*inputs)
     parts = zip(*(torch.split(x, size) for x in inputs), strict=True)
-    return torch.cat([checkpoint(work, *part, use_reentrant=False) for part in parts])
+    return torch.cat([checkpoint(work, *part, use_reentrant=False, preserve_rng_state=False) for part in parts])
