@@ -35,7 +35,7 @@ Data = Annotated[
     list[str],
     typer.Option(
         metavar="FILE",
-        help="Prompts of your own, .jsonl or .txt (repeatable); the model answers them first.",
+        help="Prompts of your own, .jsonl, .parquet or .txt (repeatable); the model answers them first.",
         rich_help_panel=_TEXTS,
     ),
 ]
