@@ -152,11 +152,11 @@ def test_rows_of_parquet_are_prompts(tmp_path):
     rows = [{"messages": turns, "prompt": None}, {"messages": None, "prompt": "go on"}]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "x.parquet")
     assert prompts.read([str(tmp_path / "x.parquet")]) == [prompts.Given(messages=(turns[0],)), prompts.Given(text="go on")]
-    for table, message in (
+    for records, message in (
         ([{"prompt": "a"}, {"prompt": None}], "row 2"),
         ([{"question": "a"}], "x.parquet has none of the columns messages"),
     ):
-        parquet.write_table(arrow.Table.from_pylist(table), tmp_path / "x.parquet")
+        parquet.write_table(arrow.Table.from_pylist(records), tmp_path / "x.parquet")
         with pytest.raises(BadInput, match=message):
             prompts.read([str(tmp_path / "x.parquet")])
     for file in ("x.parquet", "none.parquet"):
