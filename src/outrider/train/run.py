@@ -161,6 +161,7 @@ class Training:
             "options": self.options,
             "results": [asdict(s) for s in scores],
             "data": {k: v for k, v in corpus.manifest.items() if k != "shards"},
+            "exam": asdict(self.plan.exam),
             "training": {k: v for k, v in run.items() if k not in ("curve", "identity")},
             "identity": run["identity"],
             "curve": run["curve"],
