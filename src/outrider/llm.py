@@ -165,8 +165,9 @@ class LLM:
         try:
             for request in requests:
                 self.engine.add(request)
-            while any(r.finish is Finish.RUNNING for r in requests):
-                self._step()
+            for request in requests:
+                while request.finish is Finish.RUNNING:
+                    self._step()
         finally:
             self.engine.abort(requests)
         return [self._results(group, p) for group, p in zip(groups, many, strict=True)]

@@ -186,6 +186,7 @@ class Scheduler:
             self._held += len(self.running) < self.max_requests
             return
         self._held = 0
+        owed: int | None = None
         passed = 0  # samples that wait for their prompt to be read; who comes after them need not
         while len(self.waiting) > passed and len(self.running) < self.max_requests:
             request = self.waiting[passed]
@@ -195,7 +196,9 @@ class Scheduler:
             free = self.cache.free()
             if self.running and self._blocked is not None and self._blocked[0] == request.id and free <= self._blocked[1]:
                 return  # nothing has come back since it was found not to fit
-            room = self._enter(request, rooms)
+            if owed is None:
+                owed = sum(map(self._growth, self.running, rooms))
+            room = self._enter(request, owed)
             if room is None and not self.running:
                 raise OutOfMemory(
                     f"a request of {len(request.tokens)} tokens does not fit into KV memory even alone; raise kv_tokens "
@@ -207,14 +210,15 @@ class Scheduler:
             del self.waiting[passed]
             self.running.append(request)
             rooms.append(room)
+            owed += self._growth(request, room)
         self._full = len(self.waiting) > passed and len(self.running) >= self.max_requests
 
-    def _enter(self, request: Request, rooms: list[int]) -> int | None:
+    def _enter(self, request: Request, owed: int) -> int | None:
         """Give a waiting request its KV memory, begun with blocks of others where they hold its tokens. Returns its room for
-        guesses; None, and nothing changed, if not everybody could go on beside it for one more round."""
+        guesses; None, and nothing changed, if not everybody could go on beside it for one more round, for which those who run may
+        need `owed`."""
         twin = self._copied(request)
         blocks = self._earlier(request) if twin is None else self.cache.head(twin, request.prompt_len - 1)
-        owed = sum(self._growth(r, room) for r, room in zip(self.running, rooms, strict=True))
         for room in self._wishes(request):
             length = len(request.tokens) + room
             later = min(length + 1, _longest(request)) if self.running else length
