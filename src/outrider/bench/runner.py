@@ -23,10 +23,10 @@ from ..llm import LLM
 from ..models.target import ModelTarget
 from ..protocols import Replayer
 from ..results import Result
-from . import compare
+from . import compare, turns
+from .conversation import Workload
 from .numbers import Run
 from .report import Divergence, Name, Report, Row, row
-from .workloads import Workload
 
 PLAIN = "none"
 FIRST_TOKENS = 8
@@ -120,6 +120,8 @@ class Runner:
         asked = [self._encoded(w) for w in self._workloads]
         for draft in self.plan.drafters:  # one that does not fit is found now, not after an hour
             self.llm.switch(draft, control=self.plan.control)
+        self._workloads = [turns.expand(self.llm, w, self.plan.params, self.plan.batch) for w in self._workloads]
+        asked = [self._encoded(w) for w in self._workloads]
         for workload, prompts in zip(self._workloads, asked, strict=True):
             self._measure(workload, prompts)
         self.tell("done", 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,12 +32,14 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME|FILE",
-        help="code, chat, summarise, question, creative, repetitive, or a .jsonl or .txt file (repeatable; default: all six).",
+        help="A workload by name ('all' for every one), a file of prompts, requests or conversations (.jsonl, .json, .txt), or "
+        "spec_bench:FILE (repeatable; default: ten prompts each of code, chat, summarise, question, creative, repetitive).",
     ),
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Pairs of runs, plain and drafted; an interval needs two or more.")]
 Batch = Annotated[int, typer.Option(min=1, help="How many prompts are answered together.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload, the first ones.")]
+Prompts = Annotated[int | None, typer.Option(min=1, help="So many prompts of each workload, evenly spread and always the same.")]
 Output = Annotated[str | None, typer.Option(metavar="PATH", help="Write the JSON object to a file as well.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of every request.")]
 
@@ -46,6 +49,7 @@ tau: tokens per pass of the model (1 is plain decoding); alpha: share of the gue
 d/v/o: percent of the time spent drafting, verifying, and on the rest
 equal: answers that were token for token the plain ones, of those compared"""
 HEAD = ("workload", "drafter", "tok/s", "speed-up", "tau", "alpha", "d/v/o %", "equal", "")
+SPEC_BENCH = ("task", "drafter", "questions", "accepted", "tok/s", "plain tok/s", "speed-up")
 LEFT = (0, 1, 8)
 ON_GPU = "on a GPU, verifying is the device's time where rounds are captured; what host and device do at once counts once"
 SYNTHETIC = "* not a real drafter: it replays known answers, to show what guesses of such a quality would bring"
@@ -66,6 +70,7 @@ def bench(
     batch: Batch = 1,
     control: o.Control = "goodput",
     limit: Limit = None,
+    prompts: Prompts = None,
     json: o.Json = False,
     output: Output = None,
     debug: o.Debug = False,
@@ -77,7 +82,7 @@ def bench(
         typer.echo(describe_drafters())
         return
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
-    plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control})
+    plan = _plan(draft or [PLAIN, AUTO], (workload, prompts), sizes | {"limit": limit, "control": control})
     _check_output(output)
     report = _measure(
         plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
@@ -94,7 +99,7 @@ def bench(
         raise typer.Exit(1)
 
 
-def _plan(drafts: list[str], workloads: list[str], sizes: dict[str, Any]) -> Plan:
+def _plan(drafts: list[str], asked: tuple[list[str], int | None], sizes: dict[str, Any]) -> Plan:
     """All that can be wrong with a request is found before a model is loaded for it."""
     from ..bench import workloads as known
     from ..bench.runner import Plan
@@ -104,7 +109,11 @@ def _plan(drafts: list[str], workloads: list[str], sizes: dict[str, Any]) -> Pla
         check_draft(draft)
         if draft != AUTO and not lacks(draft, "path"):  # which may be found once the model is known
             parse(draft)
-    plan = Plan(tuple(drafts), tuple(known.find(name) for name in workloads or known.names()), **sizes)
+    workloads = known.gather(*asked)
+    for w in workloads:
+        if w.reader:
+            say(f"{w.source}: {len(w.prompts)} prompts, read as {w.reader}")
+    plan = Plan(tuple(drafts), workloads, **sizes)
     assert plan.params  # checks what SamplingParams checks
     return plan
 
@@ -145,18 +154,32 @@ def show(report: Report) -> None:
     if not report.rows:
         say("nothing was measured yet")
         return
-    _table(report)
+    _table([HEAD, *(cells(row) for row in report.rows)])
     typer.echo("\n" + LEGEND)
     if not str(report.provenance.get("device", "cpu")).startswith("cpu"):
         typer.echo(ON_GPU)
     if any(r.synthetic for r in report.rows):
         typer.echo(SYNTHETIC)
     typer.echo("\n" + "\n".join(sentences(report)))
+    _spec_bench(report)
 
 
-def _table(report: Report) -> None:
+def _spec_bench(report: Report) -> None:
+    """Spec-Bench's own numbers, if its questions were asked."""
+    from ..bench.spec_bench import summary
+
+    lines = [
+        (e.task, e.draft, str(e.questions), f"{e.mean_accepted_tokens:.2f}", f"{e.tokens_per_second:.1f}",
+         f"{e.plain_tokens_per_second:.1f}", "" if e.speedup is None else f"{e.speedup:.2f}")
+        for e in summary(report)
+    ]  # fmt: skip
+    if lines:
+        typer.echo("\nSpec-Bench: mean accepted tokens per pass; speeds are means over questions, all turns of one together")
+        _table([SPEC_BENCH, *lines])
+
+
+def _table(lines: Sequence[Sequence[str]]) -> None:
     """Columns as wide as their widest cell, whatever the terminal's width: a cut number is worse than a wrapped line."""
-    lines = [HEAD, *(cells(row) for row in report.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         padded = [c.ljust(w) if i in LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]

@@ -82,7 +82,7 @@ def tune(
 def _workloads(names: list[str]) -> list[Workload]:
     from ..bench import workloads as known
 
-    return [known.find(name) for name in names or known.names()]
+    return list(known.gather(names))
 
 
 def _search(
