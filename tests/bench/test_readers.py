@@ -100,6 +100,8 @@ def test_content_decides_not_the_name(make: Make) -> None:
         ([{"conversations": [{"from": "human"}]}], False, "line 1: conversations must be a list"),
         ([{"conversations": [{"from": "tool", "value": "x"}]}], False, "line 1: .* speaker 'tool'"),
         ([{"turns": ["a", 3]}], False, "line 1: expected prompt"),
+        (['{"prompt": "a\\ud800"}'], False, "line 1: half of a character"),
+        ([{"turns": ["a", "b\udc00"]}], False, "line 1: half of a character"),
         ([{"turns": "a"}], False, "line 1: expected prompt"),
         ([{"prompt": "a"}, "[1]"], False, "line 2: expected an object"),
         ([{"prompt": "a"}, "7"], True, "line 3: expected an object"),

@@ -119,6 +119,8 @@ def test_files_without_its_questions(tmp_path: Path, text: str, words: str) -> N
     (tmp_path / "q.jsonl").write_text(text)
     with pytest.raises(BadInput, match=words):
         workloads.gather([f"spec_bench:{tmp_path / 'q.jsonl'}"])
+    with pytest.raises(BadInput, match="needs Spec-Bench's question file"):
+        workloads.gather(["spec_bench:"])
     with pytest.raises(BadInput, match="cannot read"):
         workloads.gather(["spec_bench:no/such/file"])
 

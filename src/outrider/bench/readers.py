@@ -88,11 +88,22 @@ def _prompts(path: Path, text: str) -> tuple[list[Prompt], str]:
             kind = next(f for f in FORMATS if f.keys <= entry.keys())
         elif not kind.keys <= entry.keys():
             raise BadInput(f"{where}: expected {' and '.join(sorted(kind.keys))}, as in the objects before it ({kind.name})")
-        found = kind.prompts(entry, where)
+        found = _whole(kind.prompts(entry, where), where)
         silent += not found
         prompts += found
     left = f"; {silent} without a question left out" if silent else ""
     return prompts, (kind.name if kind else "") + left
+
+
+def _whole(prompts: list[Prompt], where: str) -> list[Prompt]:
+    """The same prompts; `BadInput` for halves of characters, which JSON can write and no text can hold."""
+    try:
+        for prompt in prompts:
+            for text in (*(m["content"] for m in prompt.messages), *prompt.later):
+                text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{where}: half of a character ({error.object[error.start]!r}) in a text; take it out") from None
+    return prompts
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -36,6 +36,8 @@ class Line:
 def read(path: Path) -> tuple[Workload, ...]:
     """The tasks that the file has questions of, in Spec-Bench's order. Raises `BadInput`, naming the line, for what is not such a
     question."""
+    if not path.name:
+        raise BadInput(f"{PREFIX} needs Spec-Bench's question file: --workload {PREFIX}question.jsonl")
     prompts: dict[str, list[Prompt]] = {task: [] for task in TASKS}
     for where, entry in readers.entries(path):
         missing = next((key for key in ("question_id", "category", "turns") if key not in entry), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as jsonlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ def bench(
     if output is not None:
         _write(output, report)
     if json:
-        typer.echo(jsonlib.dumps(report.as_json()))
+        typer.echo(jsonlib.dumps(_object(report)))
     else:
         show(report)
     if report.interrupted:
@@ -112,7 +113,7 @@ def _plan(drafts: list[str], asked: tuple[list[str], int | None], sizes: dict[st
     workloads = known.gather(*asked)
     for w in workloads:
         if w.reader:
-            say(f"{w.source}: {len(w.prompts)} prompts, read as {w.reader}")
+            say(f"{w.source}: {len(w.prompts)} {'prompt' if len(w.prompts) == 1 else 'prompts'}, read as {w.reader}")
     plan = Plan(tuple(drafts), workloads, **sizes)
     assert plan.params  # checks what SamplingParams checks
     return plan
@@ -141,12 +142,20 @@ def _check_output(output: str | None) -> None:
         raise BadInput(f"--output {output}: give a file in a directory that exists")
 
 
+def _object(report: Report) -> dict[str, Any]:
+    """What `--json` shows."""
+    from ..bench.spec_bench import summary
+
+    lines = [dataclasses.asdict(line) for line in summary(report)]
+    return report.as_json() | ({"spec_bench": lines} if lines else {})
+
+
 def _write(output: str, report: Report) -> None:
     try:
-        Path(output).write_text(jsonlib.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+        Path(output).write_text(jsonlib.dumps(_object(report), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         say(f"warning: cannot write {output}: {error.strerror or error}; the object follows on standard error")
-        say(jsonlib.dumps(report.as_json()))
+        say(jsonlib.dumps(_object(report)))
 
 
 def show(report: Report) -> None:
@@ -174,7 +183,10 @@ def _spec_bench(report: Report) -> None:
         for e in summary(report)
     ]  # fmt: skip
     if lines:
-        typer.echo("\nSpec-Bench: mean accepted tokens per pass; speeds are means over questions, all turns of one together")
+        batch = "" if report.settings["batch"] == 1 else "; NOT its protocol, which asks one question at a time (--batch 1)"
+        typer.echo(
+            f"\nSpec-Bench: mean accepted tokens per pass; speeds are means over questions, all turns of one together{batch}"
+        )
         _table([SPEC_BENCH, *lines])
 
 

@@ -24,7 +24,7 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME|FILE",
-        help="code, chat, summarise, question, creative, repetitive, or a .jsonl or .txt file (repeatable; default: all six). "
+        help="A workload by name ('all' for every one) or a file, as of outrider bench (repeatable; default: its six). "
         "Half of the prompts are held out for the verdict.",
     ),
 ]
