@@ -149,6 +149,37 @@ def test_waiting_is_first_come_first_served() -> None:
     assert [i for i, _, _ in play(own)] == [made[1].id, made[2].id], "a full house admits nobody"
 
 
+def test_newcomers_to_a_full_house_are_let_in_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = scheduler(capacity=4000, lookahead=0, max_requests=16)
+    made = [request(10, 5) for _ in range(22)]
+    for r in made:
+        own.add(r)
+
+    def leave(one: Request) -> None:
+        own.remove(one)
+        own.cache.release(one)
+
+    play(own)
+    assert len(own.running) == 16
+    leave(made[0])
+    play(own)
+    assert len(own.running) == 15 and own.gathering
+    leave(made[1])
+    play(own)
+    assert own.running[-2:] == made[16:18] and own.gathering
+    monkeypatch.setattr("outrider.scheduler.HELD", 3)
+    leave(made[2])
+    for _ in range(3):
+        play(own)
+        assert len(own.running) == 15
+    play(own)
+    assert own.running[-1] is made[18], "nobody waits for company for ever"
+    for r in made[3:12]:
+        leave(r)
+    play(own)
+    assert not own.waiting and not own.gathering
+
+
 def test_a_large_request_at_the_head_is_not_overtaken() -> None:
     own = scheduler(capacity=30, lookahead=0)
     made = [request(10, 2), request(25, 2), request(3, 2)]

@@ -284,13 +284,18 @@ class Teacher:
 class Lesson:
     """Texts as the target saw them. `tokens [B, T]` int64; `taught [B, T]` bool: tokens a loss may be asked to predict (answers,
     not prompts or padding); `real [B, T]` bool: no padding; `features` by name `[B, T, width]`; `logits` turns rows of
-    `hidden:last` `[..., H]` into the target's fp32 scores `[..., V]`."""
+    `hidden:last` `[..., H]` into the target's fp32 scores `[..., V]`; `places`: see `where`."""
 
     tokens: Tensor
     taught: Tensor
     real: Tensor
     features: Mapping[str, Tensor]
     logits: Callable[[Tensor], Tensor]
+    places: tuple[Tensor, Tensor] | None = None
+
+    def where(self) -> tuple[Tensor, Tensor]:
+        """Row and column `[N]` of every taught token. Asking `taught` would wait for the device; the loop knows without."""
+        return self.places or self.taught.nonzero(as_tuple=True)  # type: ignore[return-value]
 
 
 class Pupil(Protocol):

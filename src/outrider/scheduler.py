@@ -24,6 +24,9 @@ CHUNK = 512
 """Prompt tokens fed per pass and request."""
 CALM = 128
 """Tokens of free KV per request, beside its guesses, at which nobody can be short of memory two rounds from now."""
+GROUP, HELD = 8, 64
+"""Once all places were taken, one part in so many of them must be free before anybody is let in, or somebody must have waited
+before a free place for so many rounds."""
 REPLAY = 16
 """Own tokens fed per pass when a preempted request is recomputed."""
 
@@ -49,7 +52,10 @@ class Scheduler:
     `shared` tells how many of a request's first tokens the drafter lets others take over; `sharing`: with KV of its own, which
     differs a little by who computed it, so that requests whose text depends on what is guessed take nothing over. `hits` counts
     requests that took something over and `saved` the tokens; `preempted` counts those that gave way. `most` bounds the requests
-    of a pass (see `recovery.py`)."""
+    of a pass (see `recovery.py`).
+
+    While more wait than can run, newcomers are let in several at a time: their prompts interrupt everybody else's writing, once
+    for all of them, and in between rounds can be launched ahead."""
 
     def __init__(
         self,
@@ -71,6 +77,7 @@ class Scheduler:
         self.most = max_requests
         self._last = Work.WRITE
         self._blocked: tuple[int, int] | None = None
+        self._full, self._held = False, 0
 
     @property
     def idle(self) -> bool:
@@ -94,10 +101,16 @@ class Scheduler:
             self.waiting.remove(request)
 
     def calm(self, batch: Batch) -> bool:
-        """Whether the next round's batch is known before `batch`'s round is read: everybody writes, nobody waits or would have to
-        give way."""
-        known = not self.waiting and all(batch.ready) and all(r.flying for r in self.running)
+        """Whether the next round's batch is known before `batch`'s round is read: all write, nobody is let in or would have
+        to give way."""
+        known = (not self.waiting or self.gathering) and all(batch.ready) and all(r.flying for r in self.running)
         return known and self.cache.free() >= len(self.running) * (self.lookahead + CALM)
+
+    @property
+    def gathering(self) -> bool:
+        """Whether those who wait are kept waiting until a group of them can be let in."""
+        free = self.max_requests - len(self.running)
+        return self._full and free < max(1, self.max_requests // GROUP) and self._held < HELD
 
     def launched(self, batch: Batch, widths: Sequence[int]) -> None:
         """Note that a round is in flight, which may add its guesses and one more token to every request."""
@@ -169,6 +182,10 @@ class Scheduler:
         self.waiting.appendleft(youngest)
 
     def _admit(self, rooms: list[int]) -> None:
+        if self.gathering:
+            self._held += len(self.running) < self.max_requests
+            return
+        self._held = 0
         passed = 0  # samples that wait for their prompt to be read; who comes after them need not
         while len(self.waiting) > passed and len(self.running) < self.max_requests:
             request = self.waiting[passed]
@@ -190,6 +207,7 @@ class Scheduler:
             del self.waiting[passed]
             self.running.append(request)
             rooms.append(room)
+        self._full = len(self.waiting) > passed and len(self.running) >= self.max_requests
 
     def _enter(self, request: Request, rooms: list[int]) -> int | None:
         """Give a waiting request its KV memory, begun with blocks of others where they hold its tokens. Returns its room for

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
+
+from outrider.cli.app import app
+from outrider.cli.train import _plan, shown
+from outrider.train import again
+from outrider.train.run import trainable
 
 SIZES = ["--write", "4000", "--steps", "60"]
 
@@ -32,6 +39,33 @@ def test_a_drafter_for_the_tiny_model(run, home, monkeypatch):
     assert made["card"]["command"] == "outrider train draft_model:layers=1 --model tiny"
     again = run("train", "draft_model:layers=1", "--model", "tiny", "--device", "cpu", *SIZES)
     assert again.exit_code == 0 and "by depth" in again.stdout and "--draft auto finds it" in again.stdout
+
+
+def test_commands_of_cards_name_no_directories(tmp_path):
+    (tmp_path / "b").mkdir()
+    given = ["train", f"draft_model:init={tmp_path}/b,layers=1", "--out=/x/y", "--texts", "texts/of/mine", "--data", "~/c.txt"]
+    given += ["--model", "org/name", "--minutes", "1"]
+    reduced = ["train", "draft_model:init=b,layers=1", "--out=y", "--texts", "mine", "--data", "c.txt", *given[-4:]]
+    assert shown(given) == reduced
+    assert shown(["train", "ship/eagle"]) == ["train", "ship/eagle"]
+
+
+def documented() -> list[list[str]]:
+    """Commands in docs/training.md, shells' continuation lines joined."""
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = text.split("```")[1::2]
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines() if " train " in line]
+    return [line[line.index("train") :] for line in lines if line[0] in ("outrider", "torchrun")]
+
+
+@pytest.mark.parametrize("command", documented(), ids=" ".join)
+def test_documented_commands_are_understood(command):
+    """As far as a plan, with nothing loaded."""
+    train = typer.main.get_command(app).commands["train"]
+    given = train.make_context("train", command[1:]).params
+    if given["method"] != "help" and not (given["method"].startswith("ship/") and given["method"][5:] not in again.names()):
+        plan = _plan(given)
+        assert plan.method.partition(":")[0] in trainable()
 
 
 def test_no_time_at_all(run, home):

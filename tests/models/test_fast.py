@@ -246,6 +246,17 @@ class TestWhatIsKept:
         assert machine.kept((2,), make) == "new"
         assert machine.kept((1,), lambda: "again") == "again"
 
+    def test_the_next_roomier_shape_plays_for_one_seldom_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        machine = World(decoder("llama", True)).target.machine
+        monkeypatch.setattr(rounds, "Round", lambda shape, owner: shape)
+        room, small = rounds.Shape(8, 8, 0, False, 1024), rounds.Shape(4, 4, 0, False, 1024)
+        tree, longer = rounds.Shape(4, 8, 16, False, 1024), rounds.Shape(4, 4, 0, False, 2048)
+        assert machine.round(room) == room
+        assert machine.round(rounds.Shape(2, 2, 0, False, 1024)) == (2, 2, 0, False, 1024, False, ())
+        assert [machine.round(shape) for shape in (tree, longer)] == [tree, longer]
+        assert [machine.round(small) for _ in range(rounds.PATIENCE)] == [longer] * rounds.PATIENCE
+        assert machine.round(small) == small
+
     def test_want_of_memory_with_nothing_to_drop_is_raised(self) -> None:
         machine = World(decoder("llama", True)).target.machine
 

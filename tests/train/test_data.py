@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import sys
 import time
 
 import pytest
@@ -132,7 +133,7 @@ BAD = [
     ("x.jsonl", '{"messages": [{"role": "assistant", "content": "x"}]}', "line 1: messages without a turn"),
     ("x.jsonl", "\n", "is empty"),
     ("x.txt", " \n", "is empty"),
-    ("x.parquet", "", "training data are .jsonl"),
+    ("x.csv", "", "training data are .jsonl"),
 ]
 
 
@@ -141,6 +142,33 @@ def test_bad_files(name, content, message, tmp_path):
     (tmp_path / name).write_text(content)
     with pytest.raises(BadInput, match=message):
         prompts.read([str(tmp_path / name)])
+
+
+def test_rows_of_parquet_are_prompts(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    turns = [{"role": "user", "content": "hi"}]
+    rows = [{"messages": turns, "prompt": None}, {"messages": None, "prompt": "go on"}]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    assert prompts.read([str(tmp_path / "x.parquet")]) == [prompts.Given(messages=(turns[0],)), prompts.Given(text="go on")]
+    for records, message in (
+        ([{"prompt": "a"}, {"prompt": None}], "row 2"),
+        ([{"question": "a"}], "x.parquet has none of the columns messages"),
+    ):
+        parquet.write_table(arrow.Table.from_pylist(records), tmp_path / "x.parquet")
+        with pytest.raises(BadInput, match=message):
+            prompts.read([str(tmp_path / "x.parquet")])
+    for file in ("x.parquet", "none.parquet"):
+        (tmp_path / "x.parquet").write_bytes(b"PAR1 but no more")
+        with pytest.raises(BadInput, match="cannot be read as parquet"):
+            prompts.read([str(tmp_path / file)])
+
+
+def test_parquet_without_its_library(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(BadInput, match=r"pip install 'outrider\[parquet\]'"):
+        prompts.read([str(tmp_path / "x.parquet")])
 
 
 def test_files_that_are_no_text(tmp_path):

@@ -112,12 +112,29 @@ def test_a_perfect_draft_is_always_accepted(tmp_path):
 
 
 def test_loss_by_hand():
-    truth, guess = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([[0.6, 0.4]]).log()
-    [row] = _losses.distance(guess, truth, torch.tensor([0, 2]))
+    scores, guess = torch.tensor([[0.5, 0.3, 0.2]]).log() + 3, torch.tensor([[0.6, 0.4]]).log() - 2
+    [row] = _losses.distance(guess, _losses.truth(scores, lambda x: x, 3, torch.tensor([0, 2])))
     kl = 0.5 * torch.tensor(0.5 / 0.6).log() + 0.2 * torch.tensor(0.2 / 0.4).log()
     assert torch.allclose(row, torch.tensor([kl, 0.3, 0.7, 1.0]))
     share = torch.tensor(-2.1).exp()
     assert torch.allclose(_losses.mixed(row, "hybrid"), share * kl + (1 - share) * 0.3)
+
+
+@pytest.mark.parametrize("ids", [None, torch.tensor([1, 4, 5, 9])], ids=["all", "some"])
+def test_gradients_by_hand_are_those_of_the_definition(ids):
+    generator = torch.Generator().manual_seed(0)
+    scores, weights = torch.randn(6, 11, generator=generator) * 3, torch.randn(6, 4, generator=generator)
+    guess = torch.randn(6, 11 if ids is None else 4, generator=generator).requires_grad_()
+    log_p, log_q = scores.log_softmax(-1), guess.log_softmax(-1)
+    some = log_p if ids is None else log_p[:, ids]
+    overlap = torch.minimum(some.exp(), log_q.exp()).sum(-1)
+    said = log_q.argmax(-1) if ids is None else ids[log_q.argmax(-1)]
+    kl = (some.exp() * (some - log_q)).sum(-1)
+    wanted = torch.stack([kl, 1 - overlap, overlap, (said == log_p.argmax(-1)).float()], -1)
+    found = _losses.distance(guess, _losses.truth(scores, lambda x: x, 11, ids))
+    assert torch.allclose(found, wanted, atol=1e-6)
+    for one, other in zip(torch.autograd.grad(found, guess, weights), torch.autograd.grad(wanted, guess, weights), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 def test_parts_give_the_same_loss_and_gradients(monkeypatch):

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from outrider import LLM, SamplingParams, trained
 from outrider.drafters.draft_model import DraftModel
-from outrider.errors import BadInput, DrafterMismatch, OutOfMemory, OutriderError, OutriderWarning
+from outrider.errors import BadInput, BadWeights, DrafterMismatch, OutOfMemory, OutriderError, OutriderWarning
 from outrider.models import lean, weights
+from outrider.train import again
 from outrider.train import run as runs
 from outrider.train.card import PLOT
 from outrider.train.corpus import MANIFEST, read_manifest
@@ -138,6 +139,28 @@ def test_the_card_tells_all_and_nothing_but_the_drafter_is_beside_it(done):
     card = json.loads((done.out / "card.json").read_text())
     assert card["data"]["settings"]["seed"] == 0 and card["options"]["layers"] == 1 and card["training"]["recipe"]["rate"] == 2e-2
     assert (done.out / PLOT).read_text().startswith("<?xml")
+
+
+def test_a_card_tells_how_to_do_it_again(done, model, tmp_path):
+    card = again.read(str(done.out / "card.json"))
+    found = {part: again.KINDS[part](**values) for part, values in again.settings(card).items()}
+    assert found["recipe"] == RECIPE and found["exam"] == EXAM
+    assert found["writing"] == dataclasses.replace(WRITING, tokens=card["data"]["taught"])
+    assert method(again.spec(card)) == ("draft_model", DraftModel, card["options"])
+    (tmp_path / "card.json").write_text(json.dumps({k: v for k, v in card.items() if k != "data"}))
+    with pytest.raises(BadWeights, match="no training that could be done again"):
+        again.read(str(tmp_path / "card.json"))
+    for name, message in (("ship/nothing", "came with the package"), (str(tmp_path / "x" / "card.json"), "cannot be read")):
+        assert again.is_card(name)
+        with pytest.raises(BadInput, match=message):
+            again.read(name)
+
+
+def test_what_came_with_the_package_can_be_trained_again():
+    for name in again.names():
+        card = again.read(f"ship/{name}")
+        assert method(again.spec(card))[2] == card["options"]
+        assert {part: again.KINDS[part](**values) for part, values in again.settings(card).items()}
 
 
 def test_a_second_run_has_nothing_to_do(done, model, monkeypatch):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json as jsonlib
 import os
+import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,17 +26,23 @@ if TYPE_CHECKING:
 
 _TEXTS, _TRAINING = "Texts", "Training"
 _TINY = "tiny"
+_PLACES = {"--out", "--texts", "--data"}
+"""Options whose values are paths."""
 _SELDOM = 10.0
 """Seconds between lines where there is no terminal."""
 Method = Annotated[
-    str, typer.Argument(metavar="METHOD[:key=value,...]", help="What to train, with its options; 'help' lists all of them.")
+    str,
+    typer.Argument(
+        metavar="METHOD[:key=value,...]",
+        help="What to train, with its options; 'help' lists all of them. ship/NAME, or a card.json, is trained as it was before.",
+    ),
 ]
 Out = Annotated[str | None, typer.Option(metavar="DIR", help="Where the drafter goes (default: among your own, by model).")]
 Data = Annotated[
     list[str],
     typer.Option(
         metavar="FILE",
-        help="Prompts of your own, .jsonl or .txt (repeatable); the model answers them first.",
+        help="Prompts of your own, .jsonl, .parquet or .txt (repeatable); the model answers them first.",
         rich_help_panel=_TEXTS,
     ),
 ]
@@ -135,16 +142,17 @@ def train(
 
 def _plan(given: dict[str, Any]) -> Plan:
     """From the command's parameters, by name. All that can be wrong with them is found before a model is loaded."""
-    from ..train.data import Writing
-    from ..train.evaluate import Exam
-    from ..train.loop import Recipe
+    from ..train import again
     from ..train.run import Plan
     from ..train.run import method as known
 
-    known(given["method"])
-    base = SMALL if given["model"] == _TINY else QUICK if given["quick"] else {}
+    method, base = given["method"], SMALL if given["model"] == _TINY else QUICK if given["quick"] else {}
+    if again.is_card(method):
+        card = again.read(method)
+        method, base = again.spec(card), again.settings(card)
+    known(method)
     asked = {part: {field: given[name] for name, field in names.items() if given[name]} for part, names in NAMES.items()}
-    sizes = {part: base.get(part, {}) | asked.get(part, {}) | {"seed": given["seed"]} for part in ("writing", "recipe", "exam")}
+    sizes = {part: {"seed": given["seed"]} | base.get(part, {}) | asked.get(part, {}) for part in again.KINDS}
     places: dict[str, Any] = {n: None if given[n] is None else Path(os.path.expanduser(given[n])) for n in ("out", "texts")}
     for name, place in places.items():
         if place is not None and place.exists() and not place.is_dir():
@@ -152,15 +160,29 @@ def _plan(given: dict[str, Any]) -> Plan:
     sizes["writing"]["files"] = tuple(given["data"])
     sizes["writing"].setdefault("batch", TOGETHER["cuda" if on_gpu(given["device"]) else "cpu"])
     return Plan(
-        given["method"],
+        method,
         given["model"],
-        writing=Writing(**sizes["writing"]),
-        recipe=Recipe(**sizes["recipe"]),
-        exam=Exam(**sizes["exam"]),
-        command=shlex.join(["outrider", *sys.argv[1:]]),
+        **{part: kind(**sizes[part]) for part, kind in again.KINDS.items()},
+        command=shlex.join(["outrider", *shown(sys.argv[1:])]),
         **places,
         **{name: given[name] for name in ("device", "dtype", "cache", "finish")},
     )
+
+
+def shown(arguments: Sequence[str]) -> list[str]:
+    """A command line for others to read: of paths, which are nobody's business, the last part."""
+    out: list[str] = []
+    for before, argument in zip(("", *arguments), arguments, strict=False):
+        parts = re.split(r"([=,])", argument)
+        places = before if len(parts) == 1 else parts[0]
+        out.append("".join(_last(part, places in _PLACES) for part in parts))
+    return out
+
+
+def _last(word: str, place: bool) -> str:
+    path = Path(word).expanduser()
+    local = word.startswith(("/", "./", "../", "~")) or (os.sep in word and not word.startswith("ship/") and path.exists())
+    return path.name or word if place or local else word
 
 
 def on_gpu(device: str) -> bool:

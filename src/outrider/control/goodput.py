@@ -35,8 +35,9 @@ SAFER = 1.005
 """... or this much, if it is to make no guesses at all: being no slower than plain decoding comes first."""
 REFERENCE = 0.005
 """Share of time for plain rounds while guesses are made."""
-THINKING = 0.02
-"""Share of time that plans may take: with many requests, or a slow host, they are made less often."""
+THINKING, WONDERING = 0.02, 0.005
+"""Share of time that plans may take: with many requests, or a slow host, they are made less often; and while nobody is given
+guesses."""
 FEW = 4
 """Rounds that tell something."""
 LOSING = 0.97
@@ -62,7 +63,7 @@ class Goodput:
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
         self._unsteady = 0
-        self._gain, self._plain_at, self._drafted_at, self._off = 1.0, 0, 0, False
+        self._gain, self._plain_at, self._drafted_at, self._off, self._stale = 1.0, 0, 0, False, False
         self._load: Load | None = None
         self._plain_sizes, self._referenced = set[int](), set[int]()
         self._next_plan, self._size, self._plain = float("-inf"), 0, 0
@@ -98,12 +99,13 @@ class Goodput:
         if asked is None or any(asked.depths):
             return False
         trial = self._allowance.ripe and self._book.round - self._drafted_at >= GAP
-        return self._plain > 0 or (self._off and not self._book.turned and not trial)
+        anew = (self._stale or self._book.turned) and self._clock() >= self._next_plan
+        return self._plain > 0 or (self._off and not anew and not trial)
 
     def rest(self, batch: Batch) -> Budget:
         """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
         self._plain -= 1
-        self._off = self._off and abs(len(batch) - self._size) * FEWER <= self._size
+        self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
         depths = [0] * len(batch)
         self._book.ask(batch, depths, ahead=True)
         return self._shape.budget(batch, depths)
@@ -176,11 +178,11 @@ class Goodput:
         for state, depth in zip(states, plan.depths, strict=True):
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
-        self._off, self._size = not any(plan.depths), len(batch)
+        self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
         self._lately.clear()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         ended = self._clock()
-        self._next_plan = ended + (ended - begun) / THINKING
+        self._next_plan = ended + (ended - begun) / (WONDERING if self._off else THINKING)
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
 

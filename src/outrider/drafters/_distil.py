@@ -16,7 +16,7 @@ from ..errors import BadInput, DrafterMismatch
 from ..models import lean, weights
 from ..models.hf import keep_layers
 from ..protocols import Lesson, Teacher
-from ._losses import check_loss, distance, in_parts, mixed
+from ._losses import Truth, check_loss, distance, in_parts, mean, mixed, picked, truth
 
 _WIDEST = 1024
 """Width that is not exceeded unless asked for."""
@@ -76,14 +76,15 @@ class Distilled:
     def loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         """Distance from the target's distribution at every taught token. Figures: `acceptance`, the share of places where both
         prefer the same token (T = 0), and `overlap`, the chance of acceptance at T = 1."""
-        wanted = lesson.taught[:, 1:]
-        states = self.lean(lesson.tokens)[:, :-1][wanted]
-        seen = lesson.features["hidden:last"][:, :-1][wanted]
+        row, column = lesson.where()
+        states, seen = (picked(x, row, column - 1) for x in (self.lean(lesson.tokens), lesson.features["hidden:last"]))
+        true = truth(seen, lesson.logits, self.vocabulary, self.lean.ids)
 
-        def work(own: Tensor, theirs: Tensor) -> Tensor:
-            return distance(self.lean.scores(own), lesson.logits(theirs), self.lean.ids)
+        def work(own: Tensor, *parts: Tensor) -> Tensor:
+            return distance(self.lean.scores(own), Truth(*parts))
 
-        rows = in_parts(work, len(states), self.vocabulary, states, seen).mean(0)
+        found = in_parts(work, len(states), true.scores.shape[1], states, true.scores, true.total, true.best)
+        rows = mean(found, column > 0)
         figures = {"acceptance": rows[3].detach(), "overlap": rows[2].detach(), "kl": rows[0].detach()}
         return mixed(rows, self.training.loss), figures
 

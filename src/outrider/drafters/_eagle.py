@@ -25,7 +25,7 @@ from ..models.eagle_net import EagleNet, Plan
 from ..models.hf import resolved
 from ..protocols import Lesson, Teacher
 from ._distil import frequent
-from ._losses import check_loss, distance, in_parts, mixed
+from ._losses import Truth, check_loss, distance, in_parts, mean, mixed, picked, truth
 
 _SCORES = 2**26
 """Attention scores of one step beyond which they are computed again on the way back instead of being kept."""
@@ -95,21 +95,23 @@ class EaglePupil:
         count = lesson.tokens.shape[1] - 1
         if count < self.training.steps + 1:
             raise BadInput(f"texts of {count + 1} tokens are too short for {self.training.steps} steps; train on longer ones")
-        true = lesson.features["hidden:last"]
+        row, column = lesson.where()
+        seen = picked(lesson.features["hidden:last"], row, column - 1)  # of what wrote the taught tokens
+        true = truth(seen, lesson.logits, len(self.teacher.head), self.ids)
         hidden, past = self._first(lesson, count), list[tuple[Tensor, Tensor]]()
         total, means = torch.zeros((), device=hidden.device), []
         for k in range(self.training.steps):
             tokens = pad(lesson.tokens[:, 1 + k :], (0, k))
             out = self._step(hidden, tokens, past)
-            wanted = lesson.taught[:, 2 + k :]  # token t + 2 + k is what index t guesses at step k
-            seen = true[:, 1 + k : -1][wanted]
-            mine = out[:, : wanted.shape[1]][wanted]
-            mean = self._rows(mine, seen, lesson).mean(0) if len(mine) else out.sum() * torch.zeros(4, device=out.device)
-            own = mixed(mean, self.training.loss)
-            if self.training.version == 1 and len(mine):
-                own = 0.1 * own + smooth_l1_loss(mine.float(), seen.float())
+            mine = picked(out, row, column - 2 - k)  # index t guesses token t + 2 + k at step k
+            counts = column >= 2 + k
+            figures = mean(self._rows(mine, true), counts)
+            own = mixed(figures, self.training.loss)
+            if self.training.version == 1:
+                far = smooth_l1_loss(mine.float(), seen.float(), reduction="none").mean(-1)
+                own = 0.1 * own + mean(far[:, None], counts)[0]
             total = total + self.training.decay**k * own
-            means.append(mean.detach())
+            means.append(figures.detach())
             hidden = self.net.back(out)
         table = torch.stack(means)
         return total, {"acceptance": table[:, 3], "overlap": table[:, 2], "kl": table[:, 0]}
@@ -121,13 +123,13 @@ class EaglePupil:
             states = states + (torch.rand_like(states) - 0.5) * 0.2 * 512 / count
         return self.net.fuse(states)
 
-    def _rows(self, mine: Tensor, seen: Tensor, lesson: Lesson) -> Tensor:
-        """`_losses.distance` of states `[N, d]` from what the target says with its own `[N, H]`."""
+    def _rows(self, mine: Tensor, true: Truth) -> Tensor:
+        """`_losses.distance` of states `[N, d]` from what the target says there."""
 
-        def work(own: Tensor, theirs: Tensor) -> Tensor:
-            return distance(self.net.scores(own), lesson.logits(theirs), self.ids)
+        def work(own: Tensor, *parts: Tensor) -> Tensor:
+            return distance(self.net.scores(own), Truth(*parts))
 
-        return in_parts(work, len(mine), len(self.teacher.head), mine, seen)
+        return in_parts(work, len(mine), self.net.plan.vocab, mine, true.scores, true.total, true.best)
 
     def _step(self, hidden: Tensor, tokens: Tensor, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """States `[B, n, d]` of one step more, whose keys and values join `past`."""
@@ -138,7 +140,13 @@ class EaglePupil:
         past.append((key, value))
         if query.shape[0] * query.shape[2] * x.shape[1] ** 2 > _SCORES and torch.is_grad_enabled():
             flat = [part for pair in past for part in pair]
-            mixed_ = checkpoint(lambda q, *parts: unrolled(q, _pairs(parts), net.scale), query, *flat, use_reentrant=False)
+            mixed_ = checkpoint(
+                lambda q, *parts: unrolled(q, _pairs(parts), net.scale),
+                query,
+                *flat,
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
         else:
             mixed_ = unrolled(query, past, net.scale)
         return net.leave(residual, mixed_)

@@ -14,10 +14,12 @@ from ..models import medusa_heads
 from ..models.medusa_heads import Heads
 from ..protocols import Lesson, Teacher
 from ._distil import frequent
-from ._losses import check_loss, distance, in_parts, mixed
+from ._losses import Truth, check_loss, distance, in_parts, mean, mixed, picked, truth
 
 RANKS = 8
 """Candidates per head whose accuracy is measured."""
+_SAMPLE = 1024
+"""Places per batch that are enough to measure it in."""
 _MEMORY = 0.98
 """Weight of the past in the running accuracies."""
 
@@ -69,46 +71,50 @@ class MedusaPupil:
     def loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         """The heads' losses, weighed and summed. Figures: `acceptance [K]`, the share of places where head k prefers the token
         that the target prefers there, and `overlap [K]`, the chance of acceptance at T = 1."""
-        seen = lesson.features["hidden:last"]
-        total, means, rights = seen.new_zeros((), dtype=torch.float32), [], []
+        hidden, (row, column) = lesson.features["hidden:last"], lesson.where()
+        if hidden.shape[1] <= self.heads.count + 1:
+            raise BadInput(f"texts of {hidden.shape[1]} tokens are too short for {self.heads.count} heads; train on longer ones")
+        true = truth(picked(hidden, row, column - 1), lesson.logits, len(self.teacher.head), self.ids)
+        written = lesson.tokens[row, column]
+        total, means, rights = hidden.new_zeros((), dtype=torch.float32), [], []
         for k in range(self.heads.count):
-            ahead = k + 2
-            if seen.shape[1] <= ahead:
-                raise BadInput(
-                    f"texts of {seen.shape[1]} tokens are too short for {self.heads.count} heads; train on longer ones"
-                )
-            rows = self._head(k, lesson, seen[:, :-ahead], seen[:, ahead - 1 : -1])
-            if not len(rows):
-                rows = rows.new_zeros(1, 6 + RANKS)
-            mean = rows.mean(0)
-            own = (rows[:, 4] * rows[:, 5]).sum() / rows[:, 5].sum().clamp(min=1) if self.training.loss == "ce" else None
-            total = total + self.training.decay**k * (mixed(mean, self.training.loss) if own is None else own)
-            means.append(mean.detach())
-            rights.append(mean[6:].detach())
+            counts = column >= k + 2
+            own = self.heads.state(picked(hidden, row, column - k - 2).to(self._kind), k)
+            rows = self._rows(own, k, true, written)
+            figures = mean(rows[:, :4], counts)
+            if self.training.loss == "ce":
+                total = total + self.training.decay**k * mean(rows[:, 4:5], counts & (rows[:, 5] > 0))[0]
+            else:
+                total = total + self.training.decay**k * mixed(figures, self.training.loss)
+            means.append(figures.detach())
+            rights.append(self._right(own, k, true, counts))
         self._measure(torch.stack(rights))
         table = torch.stack(means)
         return total, {"acceptance": table[:, 3], "overlap": table[:, 2], "kl": table[:, 0]}
 
-    def _head(self, k: int, lesson: Lesson, before: Tensor, there: Tensor) -> Tensor:
-        """`[N, 6 + RANKS]` per place where head k is taught: `_losses.distance`, cross-entropy and whether it counts, and which
-        rank the target's own choice has. `before` are the states it reads, `there` those that wrote what it guesses."""
-        wanted = lesson.taught[:, k + 2 :]
-        written = lesson.tokens[:, k + 2 :][wanted]
-        states = self.heads.states(before[wanted].to(self._kind))[..., k, :]
+    def _rows(self, states: Tensor, k: int, true: Truth, written: Tensor) -> Tensor:
+        """`_losses.distance` of head k's states `[N, H]`; for the loss ce also the cross-entropy and whether it counts."""
 
-        def work(own: Tensor, theirs: Tensor, token: Tensor) -> Tensor:
-            logits, truth = self.heads.scores(own, k).float(), lesson.logits(theirs)
-            far = distance(logits, truth, self.ids)
-            best = truth.argmax(-1)
-            order = logits.topk(min(RANKS, logits.shape[-1])).indices
-            right = (order if self.ids is None else self.ids[order]) == best[:, None]
-            right = torch.nn.functional.pad(right, (0, RANKS - right.shape[1]))
-            place = token if self.ids is None else torch.searchsorted(self.ids, token).clamp(max=len(self.ids) - 1)
-            counts = torch.ones_like(token, dtype=torch.bool) if self.ids is None else self.ids[place] == token
-            entropy = torch.nn.functional.cross_entropy(logits, place, reduction="none")
-            return torch.cat([far, entropy[:, None], counts.float()[:, None], right.float()], 1)
+        def work(own: Tensor, tokens: Tensor, *parts: Tensor) -> Tensor:
+            logits = self.heads.scores(own, k)
+            far = distance(logits, Truth(*parts))
+            if self.training.loss != "ce":
+                return far
+            place = tokens if self.ids is None else torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+            known = torch.ones_like(tokens, dtype=torch.bool) if self.ids is None else self.ids[place] == tokens
+            entropy = torch.nn.functional.cross_entropy(logits.float(), place, reduction="none")
+            return torch.cat([far, entropy[:, None], known.float()[:, None]], 1)
 
-        return in_parts(work, len(states), len(self.teacher.head), states, there[wanted], written)
+        return in_parts(work, len(states), true.scores.shape[1], states, written, true.scores, true.total, true.best)
+
+    @torch.no_grad()
+    def _right(self, states: Tensor, k: int, true: Truth, counts: Tensor) -> Tensor:
+        """`[RANKS]`: how often each of head k's candidates is what the target prefers, in some of the places."""
+        some = slice(None, None, max(1, len(states) // _SAMPLE))
+        order = self.heads.scores(states[some], k)
+        order = order.topk(min(RANKS, order.shape[-1])).indices
+        right = torch.nn.functional.pad((order == true.best[some, None]).float(), (0, RANKS - order.shape[1]))
+        return mean(right, counts[some])
 
     @property
     def _kind(self) -> torch.dtype:

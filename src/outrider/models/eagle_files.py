@@ -159,7 +159,7 @@ def build(made: Checkpoint, rows: Rows, dtype: torch.dtype, name: str) -> tuple[
     wanted = {k: tuple(p.shape) for k, p in net.named_parameters() if not (borrows and k.startswith("lm_head"))}
     net.load_state_dict({k: made.take(k, *shape).to(device, dtype) for k, shape in wanted.items()}, strict=False, assign=True)
     net.rotary = plan.rotary().to(device)
-    return net.requires_grad_(False).eval(), ids
+    return net.requires_grad_(False).eval(), None if ids is None else ids.to(device)
 
 
 def _plain(name: str) -> str:

@@ -40,13 +40,13 @@ class Heads(nn.Module):
 
     def states(self, hidden: Tensor) -> Tensor:
         """`[..., K, H]` from `[..., H]`: what enters the vocabulary heads."""
-        out = []
-        for blocks in self.blocks:
-            x = hidden
-            for block in blocks:
-                x = x + nn.functional.silu(block(x))
-            out.append(x)
-        return torch.stack(out, -2)
+        return torch.stack([self.state(hidden, k) for k in range(self.count)], -2)
+
+    def state(self, hidden: Tensor, k: int) -> Tensor:
+        """`[..., H]`: what enters the vocabulary head of head k."""
+        for block in self.blocks[k]:
+            hidden = hidden + nn.functional.silu(block(hidden))
+        return hidden
 
     def scores(self, states: Tensor, k: int) -> Tensor:
         """Logits `[..., n]` of head k from its own states `[..., H]`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -36,6 +37,9 @@ COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 MOST = 128
 """Shapes that are kept captured at once."""
+PATIENCE = 16
+"""Times that a shape not captured yet is wanted, and a roomier one that is captured played in its place: capturing takes as long
+as a hundred rounds."""
 KEEP = -1
 """In place of a number that only the device knows yet."""
 
@@ -51,6 +55,11 @@ class Shape(NamedTuple):
     longest: int
     filters: bool = False
     features: tuple[str, ...] = ()
+
+    def within(self, other: Shape) -> bool:
+        """Whether `other` can do the same, of the same kind and at most twice as large."""
+        sizes = zip(self[:2], other[:2], strict=True)
+        return self[2:4] + self[5:] == other[2:4] + other[5:] and self[4] <= other[4] and all(a <= b <= 2 * a for a, b in sizes)
 
 
 def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: tuple[str, ...] = ()) -> Shape | None:
@@ -254,6 +263,7 @@ class Machine:
         self.group = decoder.group
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._kept: dict[tuple[Any, ...], Any] = {}
+        self._wanted = Counter[Shape]()
         self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
@@ -275,10 +285,16 @@ class Machine:
         return self.lanes.table.index_select(0, lane)
 
     def round(self, shape: Shape) -> Round:
-        """The captured round of a shape, captured now if it is new, or if memory it moves has come or gone."""
+        """The captured round of a shape, or of a roomier one while this one was seldom wanted. It is captured now if there is
+        neither, or if memory it moves has come or gone."""
         if shape.tree and self._moved != (moved := tuple((g.data_ptr(), tuple(g.shape)) for g in self.cache.groups())):
             self._kept = {s: r for s, r in self._kept.items() if not (isinstance(s, Shape) and s.tree)}
             self._moved = moved
+        if shape not in self._kept and self._wanted[shape] < PATIENCE:
+            roomier = [s for s in self.shapes if shape.within(s)]
+            if roomier:
+                self._wanted[shape] += 1
+                shape = min(roomier)
         return self.kept(shape, lambda: Round(shape, self))
 
     def kept(self, shape: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -308,6 +324,7 @@ class Machine:
             torch.cuda.synchronize()  # none of them may be running
             self.pool = torch.cuda.graph_pool_handle()
         self._kept.clear()
+        self._wanted.clear()
         if self.graphs:
             torch.cuda.empty_cache()
 

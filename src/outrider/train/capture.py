@@ -61,7 +61,9 @@ class Capture:
         """fp32 scores `[..., V]` of states `[..., H]` that enter the head."""
         head: Any = self.model.get_output_embeddings()
         with torch.autocast(self.device.type, enabled=False):
-            out: Tensor = head(hidden.to(head.weight.dtype)).float() * self.scale
+            out: Tensor = head(hidden.to(head.weight.dtype)).float()
+        if self.scale != 1.0:
+            out = out * self.scale
         return (out / self.cap).tanh() * self.cap if self.cap else out
 
     def lesson(self, corpus: Corpus, indices: Sequence[int], most: int) -> Lesson:
@@ -72,8 +74,13 @@ class Capture:
         at = torch.arange(tokens.shape[1])
         real = at < lengths[:, None]
         taught = real & (at >= corpus.prompts[list(indices)][:, None])
-        tokens, taught, real = (x.to(self.device, non_blocking=True) for x in (tokens, taught, real))
-        return Lesson(tokens, taught, real, self._features(tokens, rows), self.logits)
+        found = (tokens, taught, real, *taught.nonzero(as_tuple=True))
+        tokens, taught, real, *places = (self._sent(x) for x in found)
+        return Lesson(tokens, taught, real, self._features(tokens, rows), self.logits, (places[0], places[1]))
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """On its way to the device, without waiting for what that is doing."""
+        return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
 
     def _features(self, tokens: Tensor, texts: Sequence[Tensor]) -> dict[str, Tensor]:
         if self.cache is None:
@@ -121,10 +128,10 @@ class Capture:
 
 def batches(corpus: Corpus, indices: Sequence[int], tokens: int, most: int) -> list[list[int]]:
     """Texts of like length together, at most `tokens` per batch with padding (but at least one text), each cut to `most`."""
-    order = sorted(indices, key=lambda i: (int(corpus.lengths[i]), i))
+    lengths = corpus.lengths[list(indices)].tolist()
     made: list[list[int]] = []
-    for i in order:
-        width = min(int(corpus.lengths[i]), most)
+    for length, i in sorted(zip(lengths, indices, strict=True)):
+        width = min(length, most)
         if not made or (len(made[-1]) + 1) * width > tokens:
             made.append([])
         made[-1].append(i)

@@ -23,7 +23,8 @@ BEST = "best.safetensors"
 
 def write(path: Path, module: nn.Module, state: dict[str, Any], optimiser: Optimizer | None = None) -> None:
     """Write weights and `state`, and with an optimiser all that resuming takes. `OutOfMemory` where the disk has no room."""
-    tensors = {f"module/{k}": v for k, v in module.state_dict().items()}
+    frozen = _frozen(module)
+    tensors = {f"module/{k}": v for k, v in module.state_dict().items() if k not in frozen}
     if optimiser is not None:
         for i, moments in optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser/{i}/{k}": v for k, v in moments.items()}
@@ -46,13 +47,21 @@ def read(path: Path, module: nn.Module, optimiser: Optimizer | None = None) -> d
         with safe_open(path, "pt") as file:
             state = json.loads(file.metadata()["state"])
         tensors = load_file(path)
-        module.load_state_dict({k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")})
+        found = {k.removeprefix("module/"): v for k, v in tensors.items() if k.startswith("module/")}
+        lost = set(module.load_state_dict(found, strict=False).missing_keys) - _frozen(module)
+        if lost or found.keys() - module.state_dict().keys():
+            raise ValueError(f"other weights than those of this module: {sorted(lost or found)[0]}")
         if optimiser is not None:
             _restore(optimiser, tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadWeights(f"{path} cannot be gone on from ({first:.200}); remove it to start anew") from error
     return dict(state)
+
+
+def _frozen(module: nn.Module) -> set[str]:
+    """What training does not change, and a checkpoint need not hold: rows that are borrowed from the target."""
+    return {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
 
 
 def _restore(optimiser: Optimizer, tensors: dict[str, Tensor]) -> None:

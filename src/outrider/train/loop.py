@@ -86,6 +86,33 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """A step that was launched, read while the next one runs: where the run stood after it, and loss, norm of the gradient and
+    acceptance on their way to the host."""
+
+    step: int
+    tokens: int
+    seconds: float
+    figures: Tensor
+    ready: torch.cuda.Event | None = None
+
+    @classmethod
+    def of(cls, state: State, figures: Tensor) -> Late:
+        if not figures.is_cuda:
+            return cls(state.step, state.tokens, state.seconds, figures)
+        sent, ready = figures.to("cpu", non_blocking=True), torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        return cls(state.step, state.tokens, state.seconds, sent, ready)
+
+    def read(self) -> tuple[float, float, tuple[float, ...]]:
+        """Loss, norm, acceptance."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        loss, norm, *acceptance = self.figures.tolist()
+        return loss, norm, tuple(acceptance)
+
+
+@dataclass(frozen=True, slots=True)
 class Sign:
     """A sign of life: what the last step showed. `left`: seconds until the end, or until the time is up."""
 
@@ -115,8 +142,9 @@ class Trainer:
         self.limits = (recipe.batch_tokens, recipe.longest)
         self.parameters = [p for p in pupil.module.parameters() if p.requires_grad]
         self.rate = recipe.rate or float(getattr(pupil, "rate", _RATE))
+        kernels = {"fused" if capture.device.type == "cuda" else "foreach": True}
         self.optimiser = torch.optim.AdamW(
-            self.parameters, self.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay, foreach=True
+            self.parameters, self.rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay, **kernels
         )
         self.total = self._total()
         limits = {k: v for k, v in asdict(recipe).items() if k != "save_minutes"}
@@ -152,21 +180,25 @@ class Trainer:
         Raises `OutriderError` for a loss that is not finite, `OutOfMemory` with a batch that may fit, `KeyboardInterrupt`."""
         if self.state.done:
             return True
-        began, spent = time.monotonic(), self.state.seconds
-        saved, slowest = began, 0.0
-        stream = self._stream()
+        began = time.monotonic() - self.state.seconds
+        saved, slowest, stream = time.monotonic(), 0.0, self._stream()
+        waiting: Late | None = None
         with stopping() as stop:
             while not self.state.done:
                 at = time.monotonic()
-                loss, acceptance, tokens = self._step(stream)
-                self._advance(tokens, spent + time.monotonic() - began)
-                now = time.monotonic()
+                launched = self._step(stream, began)
+                if waiting is not None:
+                    self._tell(waiting, show, until)
+                waiting, now = launched, time.monotonic()
                 slowest = max(slowest, now - at)
-                show(self._sign(loss, acceptance, now, (began, until)))
                 over = self.ranks.any(stop.is_set() or now + slowest > until, self.capture.device)
-                if over or now - saved > 60 * self.recipe.save_minutes or self.state.done:
+                due = over or now - saved > 60 * self.recipe.save_minutes
+                if due or self._checks(launched.step):
+                    self._tell(launched, show, until)
+                    waiting = None
+                if due or self.state.done:
                     self.save()
-                    saved = now
+                    saved = time.monotonic()
                 if over:
                     break
             if stop.is_set():
@@ -201,9 +233,9 @@ class Trainer:
         self.pupil.module.train()
         return {name: (value / weight).tolist() for name, value in sums.items()}
 
-    def _step(self, stream: Iterator[list[int]]) -> tuple[float, tuple[float, ...], int]:
-        """One step of the optimiser: loss, acceptance, tokens seen (by all ranks, about)."""
-        recipe, step = self.recipe, self.state.step
+    def _step(self, stream: Iterator[list[int]], began: float) -> Late:
+        """One step of the optimiser; the host waits for none of it. The run began at the time `began`."""
+        recipe, state = self.recipe, self.state
         tokens, loss, figures = 0, torch.zeros((), device=self.capture.device), dict[str, Tensor]()
         self.pupil.module.train()
         self.optimiser.zero_grad(set_to_none=True)
@@ -221,47 +253,52 @@ class Trainer:
                 f"passes: --batch-tokens {half} --accumulate {2 * recipe.accumulate}"
             ) from error
         self.ranks.average(self.parameters)
-        value = float(self.ranks.mean(loss))
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, recipe.clip)
-        if not math.isfinite(value) or not math.isfinite(float(norm)):
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.rate * recipe.scale(state.step, self.total)
+        self.optimiser.step()
+        state.step, state.tokens = state.step + 1, state.tokens + tokens * self.ranks.world
+        state.seconds = time.monotonic() - began
+        row = [x.detach().float().reshape(-1) for x in (self.ranks.mean(loss), norm, *_acceptance(figures))]
+        return Late.of(state, torch.cat(row))
+
+    def _tell(self, late: Late, show: Callable[[Sign], None], until: float) -> None:
+        """Read a step's figures, look at held-out texts if it is time to, and show both."""
+        loss, norm, acceptance = late.read()
+        if not math.isfinite(loss) or not math.isfinite(norm):
             raise OutriderError(
-                f"the loss is {value:.4g} (gradient norm {float(norm):.4g}) at step {step + 1}, so training stops; the last "
+                f"the loss is {loss:.4g} (gradient norm {norm:.4g}) at step {late.step}, so training stops; the last "
                 f"checkpoint is as it was: give a --rate below {self.rate:g} and another --out"
             )
-        for group in self.optimiser.param_groups:
-            group["lr"] = self.rate * recipe.scale(step, self.total)
-        self.optimiser.step()
-        return value, shares(figures), tokens * self.ranks.world
+        if self._checks(late.step):
+            self._look()
+        left = min((self.total - late.step) * late.seconds / max(1, late.step), until - time.monotonic())
+        speed = late.tokens / max(1e-9, late.seconds)
+        show(Sign(late.step, self.total, loss, acceptance, self._last, speed, left))
 
     def _loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         cuda = self.capture.device.type == "cuda"
         with torch.autocast(self.capture.device.type, torch.bfloat16, enabled=cuda):
             return self.pupil.loss(lesson)
 
-    def _advance(self, tokens: int, seconds: float) -> None:
-        """Count a step, check if it is time to, and decide whether that was the last one."""
-        state, recipe = self.state, self.recipe
-        state.step, state.tokens, state.seconds = state.step + 1, state.tokens + tokens, seconds
-        every = recipe.check or max(1, self.total // 20)
-        last = state.step >= self.total
-        if state.step % every == 0 or last:
-            figures = self.check()
-            state.curve.append({"step": state.step, "tokens": state.tokens, "seconds": round(seconds, 1), **figures})
-            self._last = _row(figures["acceptance"])
-            reached = sum(self._last) / len(self._last)
-            if reached > state.best:
-                state.best, state.best_step, state.stale = reached, state.step, 0
-                if self.ranks.first:
-                    checkpoint.write(self.directory / checkpoint.BEST, self.pupil.module, {"step": state.step})
-            else:
-                state.stale += 1
-        state.done = last or bool(recipe.patience and state.stale >= recipe.patience)
+    def _checks(self, step: int) -> bool:
+        every = self.recipe.check or max(1, self.total // 20)
+        return step % every == 0 or step >= self.total
 
-    def _sign(self, loss: float, acceptance: tuple[float, ...], now: float, times: tuple[float, float]) -> Sign:
-        state = self.state
-        pace = state.seconds / max(1, state.step)
-        left = min((self.total - state.step) * pace, times[1] - now)
-        return Sign(state.step, self.total, loss, acceptance, self._last, state.tokens / max(1e-9, state.seconds), left)
+    def _look(self) -> None:
+        """Figures on held-out texts, and whether that was the last step."""
+        state, recipe = self.state, self.recipe
+        figures = self.check()
+        state.curve.append({"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 1), **figures})
+        self._last = _row(figures["acceptance"])
+        reached = sum(self._last) / len(self._last)
+        if reached > state.best:
+            state.best, state.best_step, state.stale = reached, state.step, 0
+            if self.ranks.first:
+                checkpoint.write(self.directory / checkpoint.BEST, self.pupil.module, {"step": state.step})
+        else:
+            state.stale += 1
+        state.done = state.step >= self.total or bool(recipe.patience and state.stale >= recipe.patience)
 
     def _stream(self) -> Iterator[list[int]]:
         """This rank's batches, from where the run stands."""
@@ -291,10 +328,9 @@ class Trainer:
         return batches(self.corpus, some, self.recipe.batch_tokens, self.recipe.longest)
 
 
-def shares(figures: dict[str, Tensor]) -> tuple[float, ...]:
-    """Acceptance by position."""
+def _acceptance(figures: dict[str, Tensor]) -> list[Tensor]:
     found = figures.get("acceptance")
-    return () if found is None else _row(found.tolist())
+    return [] if found is None else [found]
 
 
 def _row(value: float | list[float]) -> tuple[float, ...]:

@@ -11,7 +11,8 @@ from typing import Any
 from ..errors import BadInput
 from ..models.tokenizer import TextTokenizer
 
-SUFFIXES = (".jsonl", ".txt", ".md")
+SUFFIXES = (".jsonl", ".parquet", ".txt", ".md")
+_COLUMNS = ("messages", "prompt", "text")
 OPENINGS = (
     "Write a Python function that",
     "Write a Python program which reads",
@@ -124,26 +125,56 @@ class Given:
 
 
 def read(paths: list[str]) -> list[Given]:
-    """All prompts of the files: JSON lines with `messages`, `prompt` or `text`, or plain text, a page or so at a time. Raises
-    `BadInput`, naming file and line, for what cannot be understood, and for files that hold nothing."""
+    """All prompts of the files: JSON lines or rows of parquet with `messages`, `prompt` or `text`, or plain text, a page or so at
+    a time. Raises `BadInput`, naming file and line, for what cannot be understood, and for files that hold nothing."""
     found: list[Given] = []
     for name in paths:
         path = Path(name).expanduser()
         if path.suffix not in SUFFIXES:
             raise BadInput(f"{path}: training data are {', '.join(SUFFIXES)} files; convert it, say to one JSON object per line")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{path} cannot be read as UTF-8 text: {error}") from error
-        some = list(_lines(path, text) if path.suffix == ".jsonl" else _pieces(text))
+        some = list(_rows(path) if path.suffix == ".parquet" else _lines(path) if path.suffix == ".jsonl" else _pieces(path))
         if not some:
             raise BadInput(f"{path} is empty: leave it out, or put prompts there")
         found += some
     return found
 
 
-def _lines(path: Path, text: str) -> Iterator[Given]:
-    for number, line in enumerate(text.split("\n"), 1):
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def _rows(path: Path) -> Iterator[Given]:
+    for number, row in enumerate(_records(path), 1):
+        try:
+            yield _given(row)
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadInput(f"{path}, row {number}: {error}; each row has messages, prompt or text") from error
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a parquet file, of the columns that are known, without empty cells."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise BadInput(f"{path}: parquet files need pyarrow: pip install 'outrider[parquet]', or convert it to .jsonl") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            columns = [name for name in _COLUMNS if name in file.schema_arrow.names]
+            batches = file.iter_batches(columns=columns) if columns else ()
+            for batch in batches:
+                yield from ({k: v for k, v in row.items() if v is not None} for row in batch.to_pylist())
+    except (OSError, pyarrow.ArrowException) as error:
+        raise BadInput(f"{path} cannot be read as parquet: {str(error) or type(error).__name__:.200}") from error
+    if not columns:
+        raise BadInput(f"{path} has none of the columns {', '.join(_COLUMNS)}: rename one, or convert it to .jsonl")
+
+
+def _lines(path: Path) -> Iterator[Given]:
+    for number, line in enumerate(_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -176,10 +207,10 @@ def _is_message(message: Any) -> bool:
     return isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
-def _pieces(text: str) -> Iterator[Given]:
+def _pieces(path: Path) -> Iterator[Given]:
     """Paragraphs, joined until they are long enough to go on from."""
     piece = ""
-    for paragraph in text.split("\n\n"):
+    for paragraph in _text(path).split("\n\n"):
         piece = f"{piece}\n\n{paragraph}" if piece else paragraph
         while len(piece) >= _PIECE:
             yield Given(text=piece[:_PIECE])

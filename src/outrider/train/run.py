@@ -33,6 +33,8 @@ from .loop import Recipe, Sign, Trainer
 from .ranks import Ranks, join, local_device
 
 PLAIN = "none"
+_TOGETHER, _SPARE = 256, 128
+"""Requests that write at once, and tokens of KV memory that each may need beyond its text (guesses, half-filled blocks)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,8 @@ class Training:
         there = matching(self.texts, self.plan.writing.identity(self.source.name, self.fingerprint))
         if there is not None and there["taught"] >= self.plan.writing.tokens:
             return True
-        llm = self._llm()
+        writing = self.plan.writing
+        llm = self._llm(min(writing.batch, _TOGETHER), writing.prompt + writing.answer)
         try:
             return Writer(llm, self.plan.writing, self.texts, self.fingerprint).write(self.tell, self.until)
         finally:
@@ -150,8 +153,8 @@ class Training:
     def judge(self, corpus: Corpus, run: dict[str, Any]) -> dict[str, Any]:
         """Examine the drafter, write its card, and make it known."""
         _free()
-        llm = self._llm()
-        prompts = held_prompts(corpus, self.plan.exam.prompts)
+        prompts, exam = held_prompts(corpus, self.plan.exam.prompts), self.plan.exam
+        llm = self._llm(exam.batch, max(map(len, prompts), default=0) + exam.answer)
         scores = examine(llm, f"{self.name}:path={self.out}", prompts, self.plan.exam, self.tell)
         made = {
             "method": self.name,
@@ -161,6 +164,7 @@ class Training:
             "options": self.options,
             "results": [asdict(s) for s in scores],
             "data": {k: v for k, v in corpus.manifest.items() if k != "shards"},
+            "exam": asdict(self.plan.exam),
             "training": {k: v for k, v in run.items() if k not in ("curve", "identity")},
             "identity": run["identity"],
             "curve": run["curve"],
@@ -207,8 +211,13 @@ class Training:
             return None
         return found if same else None
 
-    def _llm(self) -> LLM:
-        return LLM(self.model, draft=PLAIN, device=str(self.device), dtype=self.plan.dtype)
+    def _llm(self, requests: int, length: int) -> LLM:
+        """The target, with memory for so many requests of this length, if there is as much: others may share the device."""
+        how: Any = {"draft": PLAIN, "device": str(self.device), "dtype": self.plan.dtype}
+        try:
+            return LLM(self.model, kv_tokens=requests * (length + _SPARE), **how)
+        except OutOfMemory:
+            return LLM(self.model, **how)
 
     def _late(self) -> bool:
         return time.monotonic() > self.until
