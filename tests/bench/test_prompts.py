@@ -21,7 +21,7 @@ def said(prompt: Prompt) -> str:
 @pytest.mark.parametrize("task", TASKS)
 def test_sixty_of_each(task: str) -> None:
     lines = (DATA / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
-    assert len(lines) >= 60 and {json.loads(line)["workload"] for line in lines} == {task}
+    assert len(lines) >= 60 and all(set(json.loads(line)) < {"prompt", "messages", "turns"} for line in lines)
     found = workloads.find(task).prompts
     assert len({said(p)[:40] for p in found}) == len(found) >= len(lines)
     words = [len(said(p).split()) for p in found]

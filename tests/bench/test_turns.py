@@ -54,10 +54,18 @@ def test_in_batches_turns_go_together(llm: LLM) -> None:
     assert [(p.question, len(p.messages)) for p in found.prompts] == [(0, 1), (1, 1), (0, 3), (0, 5), (2, 1), (2, 3)]
 
 
-def test_a_conversation_that_outgrows_the_context(llm: LLM) -> None:
-    long = Workload("long", "test", (asked("a"), asked("ab " * llm.max_model_len, "more")))
-    with pytest.raises(BadInput, match="workload long, prompt 2, turn 1"):
-        expand(llm, long, PARAMS)
+def test_a_conversation_ends_where_the_context_does(llm: LLM) -> None:
+    long = Workload("long", "test", (asked("a", "b", "ab " * llm.max_model_len, "more"), asked("c", "d")))
+    assert [(p.question, len(p.messages)) for p in expand(llm, long, PARAMS).prompts] == [(0, 1), (0, 3), (1, 1), (1, 3)]
+
+
+def test_a_report_names_conversations_by_what_the_user_says(llm: LLM) -> None:
+    report = Runner(llm, Plan(("none",), (TALK,), max_tokens=6, repeats=1, control="fixed")).run()
+    assert report.workloads == (TALK,) and (report.rows[0].prompts, report.rows[0].questions, report.rows[0].compared) == (
+        6,
+        3,
+        6,
+    )
 
 
 def questions(path: Path) -> Path:

@@ -29,15 +29,17 @@ FIRST_FILE = "workloads.jsonl"
 
 @cache
 def built_in() -> Mapping[str, Workload]:
-    """The package's own workloads by name: those of `workloads.jsonl` first, then what the other files add, by file name."""
+    """The package's own workloads by name: those of `workloads.jsonl` first, then what the files of single tasks add, which are
+    named like them. A prompt that stands in both counts once."""
     files = [f for f in (resources.files(__package__) / "data").iterdir() if f.name.endswith(".jsonl")]
-    prompts: dict[str, list[Prompt]] = {}
+    prompts: dict[str, dict[str, Prompt]] = {}
     for file in sorted(files, key=lambda f: (f.name != FIRST_FILE, f.name)):
         for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
             if line:
                 entry = json.loads(line)
-                prompts.setdefault(entry["workload"], []).extend(prompts_of(entry, f"{file.name}, line {number}"))
-    return {name: Workload(name, "built-in", tuple(found)) for name, found in prompts.items()}
+                found = prompts.setdefault(entry.get("workload", file.name.removesuffix(".jsonl")), {})
+                found |= {p.sha256: p for p in prompts_of(entry, f"{file.name}, line {number}")}
+    return {name: Workload(name, "built-in", tuple(found.values())) for name, found in prompts.items()}
 
 
 def names() -> tuple[str, ...]:
