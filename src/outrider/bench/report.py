@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .conversation import Workload
 from .numbers import LOSS, Run, Speedup, by_question, together
+from .workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)

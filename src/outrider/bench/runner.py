@@ -24,9 +24,9 @@ from ..models.target import ModelTarget
 from ..protocols import Replayer
 from ..results import Result
 from . import compare, turns
-from .conversation import Workload
 from .numbers import Run
 from .report import Divergence, Name, Report, Row, row
+from .workloads import Workload
 
 PLAIN = "none"
 FIRST_TOKENS = 8

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import BadInput
 from . import readers
 from .conversation import Prompt, Workload
-from .report import Report, Row
+
+if TYPE_CHECKING:
+    from .report import Report, Row
 
 PREFIX = "spec_bench:"
 MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})

@@ -21,9 +21,9 @@ from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
 from ..protocols import Knob
-from .conversation import Workload
 from .report import Row
 from .runner import Plan, Runner, Tell
+from .workloads import Workload
 
 CONTROL = "fixed"
 """Nobody but the options decides how far to look ahead."""
