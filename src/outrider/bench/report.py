@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import spec_bench
 from .numbers import LOSS, Run, Speedup, by_question, together
 from .workloads import Workload
 
@@ -102,7 +103,8 @@ class Report:
             "settings": dict(self.settings),
             "provenance": dict(self.provenance),
         }
-        return {name: finite(value) for name, value in found.items()}
+        lines = [dataclasses.asdict(line) for line in spec_bench.summary(self)]
+        return {name: finite(value) for name, value in (found | ({"spec_bench": lines} if lines else {})).items()}
 
 
 def finite(value: Any) -> Any:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json as jsonlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,11 +13,13 @@ from . import options as o
 from .audit import progress
 from .drafters import AUTO, HELP, check_draft, describe_drafters
 from .guard import say
+from .workloads import Prompts, Workloads, columns, gathered, show_spec_bench
 
 if TYPE_CHECKING:
     from ..bench.numbers import Speedup
     from ..bench.report import Report, Row
     from ..bench.runner import Plan
+    from ..bench.workloads import Workload
 
 PLAIN = "none"
 Drafts = Annotated[
@@ -28,19 +28,9 @@ Drafts = Annotated[
         "--draft", metavar="SPEC", help="A drafter to measure (repeatable; default: none and auto); 'help' lists them all."
     ),
 ]
-Workloads = Annotated[
-    list[str],
-    typer.Option(
-        "--workload",
-        metavar="NAME|FILE",
-        help="A workload by name ('all' for every one), a file of prompts, requests or conversations (.jsonl, .json, .txt), or "
-        "spec_bench:FILE (repeatable; default: ten prompts each of code, chat, summarise, question, creative, repetitive).",
-    ),
-]
 Repeats = Annotated[int, typer.Option(min=1, help="Pairs of runs, plain and drafted; an interval needs two or more.")]
 Batch = Annotated[int, typer.Option(min=1, help="How many prompts are answered together.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload, the first ones.")]
-Prompts = Annotated[int | None, typer.Option(min=1, help="So many prompts of each workload, evenly spread and always the same.")]
 Output = Annotated[str | None, typer.Option(metavar="PATH", help="Write the JSON object to a file as well.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of every request.")]
 
@@ -50,7 +40,6 @@ tau: tokens per pass of the model (1 is plain decoding); alpha: share of the gue
 d/v/o: percent of the time spent drafting, verifying, and on the rest
 equal: answers that were token for token the plain ones, of those compared"""
 HEAD = ("workload", "drafter", "tok/s", "speed-up", "tau", "alpha", "d/v/o %", "equal", "")
-SPEC_BENCH = ("task", "drafter", "questions", "accepted", "tok/s", "plain tok/s", "speed-up")
 LEFT = (0, 1, 8)
 ON_GPU = "on a GPU, verifying is the device's time where rounds are captured; what host and device do at once counts once"
 SYNTHETIC = "* not a real drafter: it replays known answers, to show what guesses of such a quality would bring"
@@ -83,7 +72,7 @@ def bench(
         typer.echo(describe_drafters())
         return
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
-    plan = _plan(draft or [PLAIN, AUTO], (workload, prompts), sizes | {"limit": limit, "control": control})
+    plan = _plan(draft or [PLAIN, AUTO], gathered(workload, prompts), sizes | {"limit": limit, "control": control})
     _check_output(output)
     report = _measure(
         plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
@@ -91,7 +80,7 @@ def bench(
     if output is not None:
         _write(output, report)
     if json:
-        typer.echo(jsonlib.dumps(_object(report)))
+        typer.echo(jsonlib.dumps(report.as_json()))
     else:
         show(report)
     if report.interrupted:
@@ -100,9 +89,8 @@ def bench(
         raise typer.Exit(1)
 
 
-def _plan(drafts: list[str], asked: tuple[list[str], int | None], sizes: dict[str, Any]) -> Plan:
+def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, Any]) -> Plan:
     """All that can be wrong with a request is found before a model is loaded for it."""
-    from ..bench import workloads as known
     from ..bench.runner import Plan
     from ..registry import lacks, parse
 
@@ -110,10 +98,6 @@ def _plan(drafts: list[str], asked: tuple[list[str], int | None], sizes: dict[st
         check_draft(draft)
         if draft != AUTO and not lacks(draft, "path"):  # which may be found once the model is known
             parse(draft)
-    workloads = known.gather(*asked)
-    for w in workloads:
-        if w.reader:
-            say(f"{w.source}: {len(w.prompts)} {'prompt' if len(w.prompts) == 1 else 'prompts'}, read as {w.reader}")
     plan = Plan(tuple(drafts), workloads, **sizes)
     assert plan.params  # checks what SamplingParams checks
     return plan
@@ -142,20 +126,12 @@ def _check_output(output: str | None) -> None:
         raise BadInput(f"--output {output}: give a file in a directory that exists")
 
 
-def _object(report: Report) -> dict[str, Any]:
-    """What `--json` shows."""
-    from ..bench.spec_bench import summary
-
-    lines = [dataclasses.asdict(line) for line in summary(report)]
-    return report.as_json() | ({"spec_bench": lines} if lines else {})
-
-
 def _write(output: str, report: Report) -> None:
     try:
-        Path(output).write_text(jsonlib.dumps(_object(report), indent=1) + "\n", encoding="utf-8")
+        Path(output).write_text(jsonlib.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         say(f"warning: cannot write {output}: {error.strerror or error}; the object follows on standard error")
-        say(jsonlib.dumps(_object(report)))
+        say(jsonlib.dumps(report.as_json()))
 
 
 def show(report: Report) -> None:
@@ -163,39 +139,18 @@ def show(report: Report) -> None:
     if not report.rows:
         say("nothing was measured yet")
         return
-    _table([HEAD, *(cells(row) for row in report.rows)])
+    _table(report)
     typer.echo("\n" + LEGEND)
     if not str(report.provenance.get("device", "cpu")).startswith("cpu"):
         typer.echo(ON_GPU)
     if any(r.synthetic for r in report.rows):
         typer.echo(SYNTHETIC)
     typer.echo("\n" + "\n".join(sentences(report)))
-    _spec_bench(report)
+    show_spec_bench(report)
 
 
-def _spec_bench(report: Report) -> None:
-    """Spec-Bench's own numbers, if its questions were asked."""
-    from ..bench.spec_bench import summary
-
-    lines = [
-        (e.task, e.draft, str(e.questions), f"{e.mean_accepted_tokens:.2f}", f"{e.tokens_per_second:.1f}",
-         f"{e.plain_tokens_per_second:.1f}", "" if e.speedup is None else f"{e.speedup:.2f}")
-        for e in summary(report)
-    ]  # fmt: skip
-    if lines:
-        batch = "" if report.settings["batch"] == 1 else "; NOT its protocol, which asks one question at a time (--batch 1)"
-        typer.echo(
-            f"\nSpec-Bench: mean accepted tokens per pass; speeds are means over questions, all turns of one together{batch}"
-        )
-        _table([SPEC_BENCH, *lines])
-
-
-def _table(lines: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as their widest cell, whatever the terminal's width: a cut number is worse than a wrapped line."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = [c.ljust(w) if i in LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        typer.echo("  ".join(padded).rstrip())
+def _table(report: Report) -> None:
+    columns([HEAD, *(cells(row) for row in report.rows)], LEFT)
 
 
 def cells(row: Row) -> tuple[str, ...]:
