@@ -165,6 +165,24 @@ def test_bad_usage_ends_with_2(run, options: list[str], words: str) -> None:
     assert result.exit_code == 2 and words in result.output
 
 
+def test_files_say_how_they_were_read_and_spec_bench_gets_its_table(run, model: str, tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    rag, qa = ({"question_id": i, "category": c, "turns": ["ab ab"]} for i, c in enumerate(("rag", "qa")))
+    file.write_text("\n".join(json.dumps(x) for x in (rag, rag | {"turns": ["x"]}, qa)))
+    small = ("bench", "--model", model, "--dtype", "float64", "--draft", "ngram", "--max-tokens", "6", "--repeats", "1")
+    result = run(*small, "--workload", f"spec_bench:{file}", "--prompts", "1", "--output", str(tmp_path / "out.json"))
+    assert result.exit_code == 0, result.output
+    assert f"spec_bench:{file}: 1 prompt, read as Spec-Bench questions" in result.stderr
+    table = result.stdout.partition("Spec-Bench: ")[2].splitlines()
+    assert [line.split()[:3] for line in table[2:]] == [
+        [task, draft, count] for task, count in (("qa", "1"), ("rag", "1"), ("overall", "2")) for draft in ("none", "ngram")
+    ]
+    lines = json.loads((tmp_path / "out.json").read_text())["spec_bench"]
+    assert [line["task"] for line in lines] == ["qa", "qa", "rag", "rag", "overall", "overall"]
+    result = run(*small, "--workload", str(file), "--prompts", "2", "--batch", "2")
+    assert f"{file}: 2 prompts, read as Spec-Bench questions" in result.stderr and "Spec-Bench: " not in result.stdout
+
+
 def test_prompts_too_long_for_the_model(run, model: str) -> None:
     result = run("bench", "--model", model, "--workload", "summarise", "--draft", "ngram")
     assert result.exit_code == 2 and "workload summarise, prompt 1" in result.stderr

@@ -46,6 +46,19 @@ class Run:
         return self.stats.tokens / self.seconds if self.seconds else 0.0
 
 
+def by_question(runs: Sequence[Run], questions: Sequence[int]) -> float:
+    """Tokens per second of each question, averaged over the questions, then over the runs (Xia et al. 2024, Spec-Bench): the
+    tokens of all its turns over the seconds from asking to answer. `questions` has the number of every prompt's question."""
+    means = []
+    for run in runs:
+        tokens, seconds = dict.fromkeys(questions, 0), dict.fromkeys(questions, 0.0)
+        for question, result in zip(questions, run.results, strict=True):
+            tokens[question] += result.stats.tokens
+            seconds[question] += result.stats.seconds
+        means.append(statistics.fmean(tokens[q] / seconds[q] if seconds[q] else 0.0 for q in tokens))
+    return statistics.fmean(means)
+
+
 @dataclass(frozen=True, slots=True)
 class Speedup:
     """Over all pairs: median, smallest and largest ratio, and the 95 % interval of the typical ratio (None for one pair)."""

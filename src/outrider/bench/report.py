@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .numbers import LOSS, Run, Speedup, together
+from . import spec_bench
+from .numbers import LOSS, Run, Speedup, by_question, together
 from .workloads import Workload
 
 
@@ -18,7 +19,8 @@ class Row:
     """A drafter on a workload. `draft` is the spec as given, `drafter` the name behind it; counters and seconds are sums over
     `runs` runs, so that draft, verify and other seconds make up all seconds. `equal` of `compared` answers were the plain ones.
     `plain_tokens_per_second` and `speedup` (None for plain decoding itself) are of the plain runs beside these. `synthetic`: the
-    answers were known beforehand, so this is no real drafter. `note`: what else must be known."""
+    answers were known beforehand, so this is no real drafter. `note`: what else must be known. `question_speed` and
+    `plain_question_speed` are means over the `questions` conversations (see `numbers.by_question`)."""
 
     workload: str
     draft: str
@@ -45,6 +47,9 @@ class Row:
     compared: int
     warmup_seconds: float
     note: str = ""
+    questions: int = 0
+    question_speed: float = 0.0
+    plain_question_speed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class Report:
             "settings": dict(self.settings),
             "provenance": dict(self.provenance),
         }
-        return {name: finite(value) for name, value in found.items()}
+        lines = [dataclasses.asdict(line) for line in spec_bench.summary(self)]
+        return {name: finite(value) for name, value in (found | ({"spec_bench": lines} if lines else {})).items()}
 
 
 def finite(value: Any) -> Any:
@@ -153,4 +159,7 @@ def row(workload: Workload, who: Name, runs: Sequence[Run], plain: Sequence[Run]
         compared=sum(len(r.results) for r in runs),
         warmup_seconds=warmup,
         note=who.note,
+        questions=len(set(workload.questions)),
+        question_speed=by_question(runs, workload.questions),
+        plain_question_speed=by_question(plain, workload.questions),
     )

@@ -23,7 +23,7 @@ from ..llm import LLM
 from ..models.target import ModelTarget
 from ..protocols import Replayer
 from ..results import Result
-from . import compare
+from . import compare, turns
 from .numbers import Run
 from .report import Divergence, Name, Report, Row, row
 from .workloads import Workload
@@ -117,11 +117,13 @@ class Runner:
         """Everything. Ctrl-C passes through; `report` then has what was measured. Raises `OutriderError` for a drafter that
         cannot start, a prompt that is too long, and a model that gives no valid scores."""
         self._workloads += [w.first(self.plan.limit) for w in self.plan.workloads]
-        asked = [self._encoded(w) for w in self._workloads]
-        for draft in self.plan.drafters:  # one that does not fit is found now, not after an hour
+        for workload in self._workloads:  # what does not fit is found now, not after an hour
+            self._encoded(workload)
+        for draft in self.plan.drafters:
             self.llm.switch(draft, control=self.plan.control)
-        for workload, prompts in zip(self._workloads, asked, strict=True):
-            self._measure(workload, prompts)
+        for workload in self._workloads:
+            whole = turns.expand(self.llm, workload, self.plan.params, self.plan.batch)
+            self._measure(whole, self._encoded(whole))
         self.tell("done", 1.0)
         return self.report()
 

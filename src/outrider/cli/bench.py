@@ -13,11 +13,13 @@ from . import options as o
 from .audit import progress
 from .drafters import AUTO, HELP, check_draft, describe_drafters
 from .guard import say
+from .workloads import Prompts, Workloads, columns, gathered, show_spec_bench
 
 if TYPE_CHECKING:
     from ..bench.numbers import Speedup
     from ..bench.report import Report, Row
     from ..bench.runner import Plan
+    from ..bench.workloads import Workload
 
 PLAIN = "none"
 Drafts = Annotated[
@@ -26,17 +28,9 @@ Drafts = Annotated[
         "--draft", metavar="SPEC", help="A drafter to measure (repeatable; default: none and auto); 'help' lists them all."
     ),
 ]
-Workloads = Annotated[
-    list[str],
-    typer.Option(
-        "--workload",
-        metavar="NAME|FILE",
-        help="code, chat, summarise, question, creative, repetitive, or a .jsonl or .txt file (repeatable; default: all six).",
-    ),
-]
 Repeats = Annotated[int, typer.Option(min=1, help="Pairs of runs, plain and drafted; an interval needs two or more.")]
 Batch = Annotated[int, typer.Option(min=1, help="How many prompts are answered together.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload, the first ones.")]
 Output = Annotated[str | None, typer.Option(metavar="PATH", help="Write the JSON object to a file as well.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of every request.")]
 
@@ -66,6 +60,7 @@ def bench(
     batch: Batch = 1,
     control: o.Control = "goodput",
     limit: Limit = None,
+    prompts: Prompts = None,
     json: o.Json = False,
     output: Output = None,
     debug: o.Debug = False,
@@ -77,7 +72,7 @@ def bench(
         typer.echo(describe_drafters())
         return
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
-    plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control})
+    plan = _plan(draft or [PLAIN, AUTO], gathered(workload, prompts), sizes | {"limit": limit, "control": control})
     _check_output(output)
     report = _measure(
         plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
@@ -94,9 +89,8 @@ def bench(
         raise typer.Exit(1)
 
 
-def _plan(drafts: list[str], workloads: list[str], sizes: dict[str, Any]) -> Plan:
+def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, Any]) -> Plan:
     """All that can be wrong with a request is found before a model is loaded for it."""
-    from ..bench import workloads as known
     from ..bench.runner import Plan
     from ..registry import lacks, parse
 
@@ -104,7 +98,7 @@ def _plan(drafts: list[str], workloads: list[str], sizes: dict[str, Any]) -> Pla
         check_draft(draft)
         if draft != AUTO and not lacks(draft, "path"):  # which may be found once the model is known
             parse(draft)
-    plan = Plan(tuple(drafts), tuple(known.find(name) for name in workloads or known.names()), **sizes)
+    plan = Plan(tuple(drafts), workloads, **sizes)
     assert plan.params  # checks what SamplingParams checks
     return plan
 
@@ -152,15 +146,11 @@ def show(report: Report) -> None:
     if any(r.synthetic for r in report.rows):
         typer.echo(SYNTHETIC)
     typer.echo("\n" + "\n".join(sentences(report)))
+    show_spec_bench(report)
 
 
 def _table(report: Report) -> None:
-    """Columns as wide as their widest cell, whatever the terminal's width: a cut number is worse than a wrapped line."""
-    lines = [HEAD, *(cells(row) for row in report.rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = [c.ljust(w) if i in LEFT else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
-        typer.echo("  ".join(padded).rstrip())
+    columns([HEAD, *(cells(row) for row in report.rows)], LEFT)
 
 
 def cells(row: Row) -> tuple[str, ...]:

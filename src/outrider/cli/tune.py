@@ -24,7 +24,7 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME|FILE",
-        help="code, chat, summarise, question, creative, repetitive, or a .jsonl or .txt file (repeatable; default: all six). "
+        help="A workload by name ('all' for every one) or a file, as of outrider bench (repeatable; default: its six). "
         "Half of the prompts are held out for the verdict.",
     ),
 ]
@@ -82,7 +82,7 @@ def tune(
 def _workloads(names: list[str]) -> list[Workload]:
     from ..bench import workloads as known
 
-    return [known.find(name) for name in names or known.names()]
+    return list(known.gather(names))
 
 
 def _search(
