@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,29 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
-def head(passes: dict[str, Any]) -> list[str]:
-    """What was measured on what."""
+def head() -> list[str]:
+    """What this page is."""
     return [
         "# Speed on a GPU",
         "",
         "Written by `python benchmarks/performance.py` from `benchmarks/results/gpu/`; every file there names card, versions, commit "
         "and command.",
         "",
-        f"{passes['card']}, torch {passes['torch']}, transformers {passes['transformers']}, Python {passes['python']}, bf16. 8B and "
-        "1.5B are shapes with random weights (32 layers of 4,096; 28 layers of 1,536) and have no text; SmolLM2-135M is the embedded "
-        "model. A *pass* is a whole captured round: rows from lanes, the decoder, scores in fp32, the choice, the rule.",
+        "All in bf16. 8B and 1.5B are shapes with random weights (32 layers of 4,096; 28 layers of 1,536) and have no text; "
+        "SmolLM2-135M is the embedded model. A *pass* is a whole captured round: rows from lanes, the decoder, scores in fp32, the "
+        "choice, the rule.",
+        "",
+    ]
+
+
+def card(passes: dict[str, Any], others: Iterable[dict[str, Any]]) -> list[str]:
+    """What was measured on what."""
+    commits = dict.fromkeys(x.get("commit") for x in (passes, *others))
+    return [
+        f"# {passes['card']}",
+        "",
+        f"torch {passes['torch']}, transformers {passes['transformers']}, Python {passes['python']}; commits "
+        f"{', '.join(str(c) for c in commits if c)}.",
         "",
     ]
 
@@ -97,9 +110,9 @@ def tokens(singles: dict[str, Any]) -> list[str]:
 RATES, DEPTHS = (0.6, 0.8, 0.9), (3, 5, 8)
 
 
-def many(crowd: dict[str, Any], texts: dict[str, Any]) -> list[str]:
+def many(crowd: dict[str, Any], texts: dict[str, Any], first: dict[str, Any]) -> list[str]:
     """Many requests."""
-    text, first = texts["texts"], texts["first"]
+    text = texts["texts"]
 
     cached = first["cached"]["median"] / first["fresh"]["median"]
     return [
@@ -109,7 +122,8 @@ def many(crowd: dict[str, Any], texts: dict[str, Any]) -> list[str]:
         "|---|---|---|",
         f"| 64 requests, 8B shape, 512 in, 256 out, plain | {_spread(crowd['crowd']['tokens_per_second'])} | 4,900 |",
         f"| 60 requests, SmolLM2, up to 256 out, plain | {_spread(text['60/plain'])} | 15,000 |",
-        f"| the same with `ngram`, always 10 guesses | {_spread(text['60/ngram fixed'])} | not less than plain |",
+        f"| the same with `ngram`, always 10 guesses | {_spread(text['60/ngram fixed'])} | |",
+        f"| the same with `ngram`, `goodput` | {_spread(text['60/ngram']) if '60/ngram' in text else '-'} | not less than plain |",
         f"| 256 requests, SmolLM2, 256 out | {_spread(text['256/plain'])} | 30,000 |",
         f"| 1 request, SmolLM2, 256 out, plain | {_spread(text['1/plain'])} | |",
         f"| the same with `ngram` / `suffix` (a text that ends in a loop) | {_spread(text['1/ngram'])} / {_spread(text['1/suffix'])} | |",
@@ -122,42 +136,37 @@ def many(crowd: dict[str, Any], texts: dict[str, Any]) -> list[str]:
     ]
 
 
-def later() -> list[str]:
-    """What was measured on another card, on a later commit."""
-    text, first, small = (load(f"h200_{name}") for name in ("texts", "first", "small"))
-    one, found = small["single/SmolLM2-135M"], text["texts"]
-    cached, fresh = (first["first"][kind]["median"] for kind in ("cached", "fresh"))
-    shares = [one[f"replay/{r}/{d}"]["share"]["median"] for r in RATES for d in DEPTHS]
-    rows = [
-        ("SmolLM2, a pass", f"{one['pass_ms']:.2f} ms", "1.1 ms"),
-        ("pass / time per token, plain", f"{one['plain_x_pass']:.3f}", "0.85"),
-        ("against transformers, eager", f"{one['against_transformers']:.1f}x", "15x"),
-        (
-            f"against its compiled static cache (ready after {one['compile_seconds']:.0f} s)",
-            f"{one['against_compiled']:.2f}x",
-            "1x",
-        ),
-        ("replay, measured / ideal, nine settings", f"{min(shares):.2f} to {max(shares):.2f}", "0.85"),
-        (
-            "first token of 4,096, 8B shape: cached / not",
-            f"{cached * 1e3:.0f} / {fresh * 1e3:.0f} ms: {cached / fresh:.3f}x",
-            "0.1x",
-        ),
-        ("60 requests, plain, tokens per second", f"{found['60/plain']['median']:,.0f}", "15,000"),
-        ("the same, `ngram`: always 10 guesses", f"{found['60/ngram fixed']['median']:,.0f}", "not less than plain"),
-        ("the same, `ngram`: `goodput` of that commit", f"{found['60/ngram']['median']:,.0f}", "not less than plain"),
-        ("256 requests, plain", _spread(found["256/plain"]), "30,000"),
-        ("1 request, plain / `ngram` / `suffix`", " / ".join(f"{found[f'1/{n}']['median']:,.0f}" for n in ONE), ""),
+def more(small: dict[str, Any], assisted: dict[str, Any], quantized: dict[str, Any]) -> list[str]:
+    """Against transformers' faster ways, and quantised weights."""
+    one, other = small["single/SmolLM2-135M"], assisted["assisted"]
+    lines = [
+        "## Against transformers' own ways to be fast, SmolLM2",
+        "",
+        "| what | times as fast | bar |",
+        "|---|---|---|",
+        f"| compiled `generate` with a static cache (ready after {one['compile_seconds']:.0f} s; commit {small['commit']}) | "
+        f"{one['against_compiled']:.2f} | 1.0 |",
+        f"| assisted by the same n-gram lookup, a text that quotes its prompt (commit {assisted['commit']}) | "
+        f"{other['ngram']['times_as_fast']:.1f} | 4 |",
+        f"| not assisted, the same text | {other['plain']['times_as_fast']:.1f} | |",
+        "",
+        "## Weights of 8 and of 4 bits",
+        "",
+        "Plain decoding, against bf16 in the same run; bits equal at every width.",
+        "",
+        "| shape | int8: ms per token | times as fast | int4: ms per token | times as fast |",
+        "|---|---|---|---|---|",
     ]
-    lines = [f"| {what} | {value} | {bar} |" for what, value, bar in rows]
-    return [f"## {text['card']}, commit {text['commit']}", "", "| what | measured | bar |", "|---|---|---|", *lines, ""]
+    for name in ("8B", "SmolLM2-135M"):
+        ms = {k: quantized["shapes"][name][f"decoding/{k}"]["plain_ms"]["median"] for k in ("none", "int8", "int4")}
+        cells = [f"{ms[k]:.2f} | {ms['none'] / ms[k]:.2f}" for k in ("int8", "int4")]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
 
 
 def _spread(found: dict[str, float]) -> str:
     return f"{found['median']:,.0f} ({found['min']:,.0f} to {found['max']:,.0f})"
 
-
-ONE = ("plain", "ngram", "suffix")
 
 CLOSING = """## Where it is short, and what would close it
 
@@ -185,11 +194,17 @@ CLOSING = """## Where it is short, and what would close it
 
 
 def page() -> str:
-    passes, single = load("passes"), load("single")
-    singles = {n: single[f"single/{n}"] for n in SHAPES if f"single/{n}" in single}
-    singles["8B"] = load("single_8b")["single/8B"]
-    parts = [*head(passes), *widths(passes), *tokens(singles), *many(load("crowd"), load("texts")), *later()]
-    return "\n".join(parts) + "\n" + CLOSING
+    lines = head()
+    for prefix in ("h200_", ""):
+        names = ("passes", "single", "small" if prefix else "single_8b", "crowd", "texts")
+        passes, single, rest, crowd, texts = (load(prefix + name) for name in names)
+        found = single | rest
+        singles = {n: found[f"single/{n}"] for n in SHAPES}
+        lines += card(passes, (single, rest, crowd, texts))
+        lines += [*widths(passes), *tokens(singles), *many(crowd, texts, crowd.get("first") or texts["first"])]
+        if prefix:
+            lines += more(rest, load("h200_assisted"), load("h200_quantize"))
+    return "\n".join(lines) + "\n" + CLOSING
 
 
 def main() -> None:

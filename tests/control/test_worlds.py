@@ -263,3 +263,23 @@ def test_trees_shrink_with_their_depth() -> None:
     run = Simulation(world("gpu", 1, 0.05, 0.9), goodput, clock)
     budget = goodput.budget(run._batch)
     assert budget.depth[0] >= 1 and budget.nodes[0] == 3 * budget.depth[0]
+
+
+@pytest.mark.parametrize("batch", [4, 16, 60])
+@pytest.mark.parametrize("easy", [0, 1])
+def test_a_few_easy_requests_do_not_keep_the_others_waiting(batch: int, easy: int) -> None:
+    """On a GPU, guesses made by the host cost everybody the time that plain rounds hide: more than a few requests can bring in,
+    whatever guesses took while the batch was small."""
+
+    def crowd(many: int, lost: float) -> World:
+        accept = lambda b, round_: 0.95 if b < easy else 0.2  # noqa: E731
+        return World(accept, lambda depth, requests: 5e-5 + 4e-6 * requests, card, many, lost=lost)
+
+    first = play(crowd(1, 1e-4))
+    controller = first.controller
+    assert isinstance(controller, Goodput)
+    controller.overlaps = True
+    first.run(200)
+    for seed in range(3):
+        many = Simulation(crowd(batch, 4e-5 * batch), controller, first.clock, seed, first.params)
+        assert simulate.against_plain(many.run(ROUNDS)[WARM:], batch) > 0.97

@@ -41,7 +41,8 @@ class Asks:
 class World:
     """`accept(b, round)`: chance that a guess of request b is accepted, given that those before it were. `offer`: chance that the
     drafter has guesses at all. `draft(depth, requests)` and `verify(rows, requests)`: seconds. `noise`: relative spread of every
-    measurement; `stall`: chance that it takes ten times as long. `other`: seconds of a round besides."""
+    measurement; `stall`: chance that it takes ten times as long. `other`: seconds of a round besides, `lost` those of one that
+    was not launched before the one before it was read."""
 
     accept: Callable[[int, int], float]
     draft: Callable[[int, int], float]
@@ -51,6 +52,7 @@ class World:
     noise: float = 0.05
     stall: float = 0.01
     other: float = 0.0
+    lost: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Simulation:
     rounds: list[Round] = field(default_factory=list)
     _rng: random.Random = field(init=False)
     _batch: Batch = field(init=False)
+    _unread: StepEvent | None = None
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -90,7 +93,13 @@ class Simulation:
 
     def _step(self) -> None:
         world, number, batch = self.world, len(self.rounds), self._batch
-        budget = self.controller.budget(batch)
+        before, self._unread = self._unread, None
+        ahead = before is not None and self.controller.resting
+        if before is not None and not ahead:
+            self.controller.observe(before)
+        budget = self.controller.rest(batch) if ahead else self.controller.budget(batch)
+        if before is not None and ahead:
+            self.controller.observe(before)
         luck = random.Random(f"{self.seed} {number}")  # the same silences for every controller
         asked = [d if luck.random() < world.offer(b, number) else 0 for b, d in enumerate(budget.depth)]
         drafted = sum(d > 0 for d in budget.depth)
@@ -99,14 +108,18 @@ class Simulation:
         offered = self.controller.cut(batch, offered)
         verify = world.verify(len(batch) + sum(offered.widths), len(batch))
         items = tuple(self._commit(b, width, number) for b, width in enumerate(offered.widths))
-        took = self._noisy(draft), self._noisy(verify), self._noisy(world.other)
+        other = world.other + world.lost * (not ahead)
+        took = self._noisy(draft), self._noisy(verify), self._noisy(other)
         self.clock.now += sum(took)
         event = StepEvent(items, took[0], took[1], sum(took), 0, len(batch) + sum(offered.widths))
-        self.controller.observe(event)
+        if world.lost:
+            self._unread = event
+        else:
+            self.controller.observe(event)
         expected = sum(_expected(world.accept(b, number), width) for b, width in enumerate(offered.widths))
         plain = world.verify(len(batch), len(batch)) + world.other
         mean = sum(budget.depth) / len(batch)
-        self.rounds.append(Round(mean, expected, draft + verify + world.other, plain))
+        self.rounds.append(Round(mean, expected, draft + verify + other, plain))
 
     def _commit(self, b: int, width: int, number: int) -> Committed:
         chance, kept = self.world.accept(b, number), 0

@@ -160,12 +160,14 @@ def _read(xs: Floats, ys: Floats, sizes: Floats) -> Floats:
 
 class Costs:
     """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides. `ahead`: plain rounds
-    are launched before the one before was read, which hides most of the rest: then only those tell what it takes."""
+    are launched before the one before was read, which hides most of the rest: then only those tell what it takes. Rounds with
+    guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for."""
 
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}
         self._draft: dict[int, Curve] = {}
         self._other: dict[int, deque[float]] = {}
+        self._wait: dict[int, deque[float]] = {}
         self.ahead = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
@@ -180,6 +182,10 @@ class Costs:
             self._other.clear()
             self.ahead = True
         self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
+
+    def add_wait(self, batch: int, seconds: float) -> None:
+        """What a round with guesses took outside drafting and verifying, beyond a plain one."""
+        self._wait.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
 
     def verify(self, batch: int, rows: Floats) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
@@ -202,6 +208,14 @@ class Costs:
         if not self._other:
             return 0.0
         return robust(self._other[min(self._other, key=lambda k: abs(k - bucket(batch)))])
+
+    def wait(self, batch: int) -> float:
+        """Seconds that any guesses add beside drafting and verifying; of larger batches than any seen, more in proportion."""
+        if not self._wait:
+            return 0.0
+        size = bucket(batch)
+        nearest = min(self._wait, key=lambda k: abs(k - size))
+        return robust(self._wait[nearest]) * 2.0 ** max(0, size - nearest)
 
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:

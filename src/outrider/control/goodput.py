@@ -124,13 +124,15 @@ class Goodput:
         batch, inside = len(event.committed), event.draft_seconds + event.verify_seconds
         self.costs.add_verify(batch, event.rows, event.verify_seconds)
         other = max(0.0, wall - inside)
-        spare = max(0.0, other - self.costs.other(batch)) if batch in self._plain_sizes else 0.0
-        if asked.deepest:  # what drafting keeps from overlapping with the device is its own price
-            self._book_drafting(asked, event.draft_seconds + spare)
+        spare = max(0.0, other - self.costs.other(batch)) if bucket(batch) in self._plain_sizes else 0.0
+        if asked.deepest:
+            self._book_drafting(asked, event.draft_seconds)
+            if bucket(batch) in self._plain_sizes:
+                self.costs.add_wait(batch, spare)
             self._watch(asked, event, max(wall, inside))
         elif asked.ahead or not self.costs.ahead:
             self.costs.add_other(batch, other, asked.ahead)
-            self._plain_sizes.add(batch)
+            self._plain_sizes.add(bucket(batch))
         else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
             self._allowance.pay(spare, 0.0)
         self._allowance.earn(max(wall, inside))
@@ -146,7 +148,7 @@ class Goodput:
             return
         self._lately.append((sum(len(item.tokens) for item in event.committed), seconds))
         batch = len(event.committed)
-        if len(self._lately) < FEW or batch not in self._plain_sizes:
+        if len(self._lately) < FEW or bucket(batch) not in self._plain_sizes:
             return
         tokens, took = (sum(column) for column in zip(*self._lately, strict=True))
         plain = batch / (self.costs.plain(batch, batch) + self.costs.other(batch))
@@ -231,11 +233,11 @@ class Goodput:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest = sum(d > 0 for d in depths), max(depths)
-        before = costs.plain(size, rows) + costs.draft(others, deepest)
+        before = costs.plain(size, rows) + costs.draft(others, deepest) + costs.wait(size) * bool(others)
         chosen: set[int] = set()
         for _, b in sorted(due):
             rows_after = rows + round(self._shape.width)
-            price = costs.plain(size, rows_after) + costs.draft(others + 1, max(deepest, 1)) - before
+            price = costs.plain(size, rows_after) + costs.draft(others + 1, max(deepest, 1)) + costs.wait(size) - before
             if not self._allowance.affords(price):
                 break
             depths[b], others, deepest, rows = 1, others + 1, max(deepest, 1), rows_after
@@ -250,6 +252,7 @@ class Goodput:
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
         without = self.costs.plain(batch, rows) + self.costs.draft(len(others), max(others, default=0))
+        without += self.costs.wait(batch) * bool(others)
         extra = event.draft_seconds + event.verify_seconds + spare - without
         gain = won * (without + self.costs.other(batch)) / max(1, tokens - won)
         self._allowance.pay(extra, gain)

@@ -52,7 +52,7 @@ class Planner:
         self._value = (self._given * self._offered).ravel()
         self._rows = self._offered.ravel()
         self._level = np.arange(positions)
-        self._other = costs.other(load.batch)
+        self._other, self._wait = costs.other(load.batch), costs.wait(load.batch)
 
     def best(self) -> Plan:
         """The depths with most tokens per second. Forced depths (`low`) are always in."""
@@ -70,13 +70,14 @@ class Planner:
         """What given depths are worth."""
         order = np.flatnonzero((self._level < depths[:, None]).ravel())
         tokens, seconds = self._totals(order)
-        drafting = self.costs.draft(int((depths > 0).sum()), int(depths.max(initial=0)))
+        drafting = self.costs.draft(int((depths > 0).sum()), int(depths.max(initial=0))) + self._wait * bool(depths.any())
         return Plan(tuple(depths.tolist()), float(tokens[-1] / (seconds[-1] + drafting)))
 
     def _alone(self, high: int) -> Plan:
         """One free request: its depths in a row."""
         tokens, seconds = self._totals(np.arange(high))
-        speed = tokens / (seconds + self.costs.drafts(1, np.arange(high + 1.0)))
+        levels = np.arange(high + 1.0)
+        speed = tokens / (seconds + self.costs.drafts(1, levels) + self._wait * (levels > 0))
         depth = int(speed.argmax())
         return Plan((depth,), float(speed[depth]))
 
@@ -98,7 +99,7 @@ class Planner:
         drafted = int((load.low > 0).sum()) + np.cumsum(fresh)
         size = np.ceil(np.log2(np.maximum(1, drafted))).astype(np.int64)
         start = len(order) - len(chosen) + 1
-        speed = tokens[start:] / (seconds[start:] + drafting[size])
+        speed = tokens[start:] / (seconds[start:] + drafting[size] + self._wait)
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
         return Plan(tuple(taken.tolist()), float(speed[at]))
