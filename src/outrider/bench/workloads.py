@@ -58,6 +58,11 @@ class Workload:
     source: str
     prompts: tuple[Prompt, ...]
 
+    @property
+    def sha256(self) -> str:
+        """Tells lists of prompts apart: the hash of the prompts' hashes, in their order."""
+        return hashlib.sha256("".join(p.sha256 for p in self.prompts).encode()).hexdigest()
+
     def first(self, limit: int | None) -> Workload:
         """The same with at most `limit` prompts."""
         return Workload(self.name, self.source, self.prompts[:limit])
