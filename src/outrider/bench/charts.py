@@ -55,8 +55,9 @@ def _steps(most: float) -> list[float]:
     return [scale * m for m in (1, 2, 5, 10, 20, 50, 100)]
 
 
-def bars(rows: Sequence[Bar], scale: Axis, label: str) -> str:
-    """A chart of horizontal bars. `label` says to those who do not see it what it shows, and that the table has the values."""
+def bars(rows: Sequence[Bar], scale: Axis, label: str, kind: str = "") -> str:
+    """A chart of horizontal bars. `label` says to those who do not see it what it shows, and where the values are.
+    `kind`: `short` where the values beside it are."""
     out, group = [], None
     for row in rows:
         if row.group != group and row.group:
@@ -70,7 +71,7 @@ def bars(rows: Sequence[Bar], scale: Axis, label: str) -> str:
     foot = f'<svg height="18" aria-hidden="true">{ticks}</svg>'
     out.append(f'<div class="bar axis"><span class="name"></span>{foot}<span class="value"></span></div>')
     out.append(f'<p class="unit">{escape(scale.unit)}</p>')
-    return f'<div class="bars" role="img" aria-label="{escape(label)}">{"".join(out)}</div>'
+    return f'<div class="bars {kind}" role="img" aria-label="{escape(label)}">{"".join(out)}</div>'
 
 
 def _anchor(tick: float, scale: Axis) -> str:
@@ -119,7 +120,7 @@ class Plot:
         return f"{100 * value:.0f}%" if self.percent else f"{value:g}"
 
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 190, 38, 12, 10, 36
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 300, 190, 48, 12, 10, 40
 
 
 def lines(plot: Plot, series: Sequence[Line]) -> str:

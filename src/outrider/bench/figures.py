@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from . import words
-from .charts import Bar, Line, Plot, axis, bars, legend, lines
+from .charts import Axis, Bar, Line, Plot, axis, bars, legend, lines
 from .latency import Percentiles
 from .markup import folded, head, record, section, swatches
 from .markup import table as grid
@@ -54,17 +54,20 @@ def speed(report: Report) -> str:
     """Speed-up by workload and drafter: the table and, under the first conditions, the chart."""
     first, *others = points(report)
     keys = swatches([(v, f"{SIGNS[v]} {MEANINGS[v]}") for v in (GAIN, UNCLEAR, LOSS)])
-    more = "".join(folded(f"{p}: {_summary(report, p)}", table(report, p)) for p in others)
+    more = "".join(folded(f"{p}: {_best(report, p)}", table(report, p)) for p in others)
+    pair = ' class="pair"' if len(unique(r.label for r in drafted(report, first))) < 3 else ""
+    both = f"<div{pair}>{speed_chart(report, first)}{table(report, first)}</div>"
     hint = (
         f"How many times as fast as plain decoding, which ran beside it ({first}). In brackets: where the true value lies with "
         "95 % confidence, for these prompts on this machine."
     )
-    return section("Speed-up by kind of text", hint, keys + table(report, first) + speed_chart(report, first) + more, "speed")
+    return section("Speed-up by kind of text", hint, keys + both + more, "speed")
 
 
-def _summary(report: Report, point: Point) -> str:
+def _best(report: Report, point: Point) -> str:
     labels = unique(r.label for r in drafted(report, point))
-    return ", ".join(f"{label} {words.times(words.average(_of(report, point, label)).median)}" for label in labels)
+    speed, label = max((words.average(_of(report, point, label)).median, label) for label in labels)
+    return f"{words.times(speed)} with {label}"
 
 
 def _of(report: Report, point: Point, label: str) -> list[Row]:
@@ -114,7 +117,7 @@ def speed_chart(report: Report, point: Point) -> str:
         value = f"{SIGNS[s.verdict]} {s.median:.2f}×"
         name = r.label if several else r.workload
         drawn.append(Bar(r.workload if several else "", name, value, ((0.0, s.median, s.verdict, title),), reach))
-    return f"<h3>The same as a chart</h3>{bars(drawn, scale, 'Bars of the speed-ups in the table above, with their intervals')}"
+    return bars(drawn, scale, "Bars of the speed-ups in the table, with their intervals", "short")
 
 
 def acceptance(report: Report) -> str:
@@ -140,25 +143,40 @@ def acceptance(report: Report) -> str:
 
 
 def seconds(report: Report) -> str:
-    """Time per token, split into drafting, the model's passes and the rest."""
+    """Time per token, split into drafting, the model's passes and the rest: over all workloads, and folded for each."""
     first, keys = points(report)[0], shown(report)
     rows = [r for r in report.rows if r.point == first and (r.draft == PLAIN or r.label in keys) and r.tokens]
-    drawn, most = [], max((1000 * r.seconds / r.tokens for r in rows), default=1.0)
-    for r in rows:
-        parts, start = [], 0.0
-        for kind, spent in (("draft", r.draft_seconds), ("verify", r.verify_seconds), ("other", r.other_seconds)):
-            end = start + 1000 * spent / r.tokens
-            parts.append((start, end, kind, f"{kind}: {1000 * spent / r.tokens:.2f} ms, {spent / max(r.seconds, 1e-12):.0%}"))
-            start = end
-        shares = "/".join(f"{100 * s / max(r.seconds, 1e-12):.0f}" for s in (r.draft_seconds, r.verify_seconds, r.other_seconds))
-        drawn.append(Bar(r.workload, "plain" if r.draft == PLAIN else r.label, f"{start:.1f} ms ({shares} %)", tuple(parts)))
+    each = [_stack(r.workload, [r]) for r in rows]
     key = swatches([("draft", "drafting"), ("verify", "the model's passes"), ("other", "the rest")])
     hint = (
         "Milliseconds per token written, reading the prompt included; shorter is better. In brackets: percent of drafting, of "
         "the model's passes, and of the rest."
     )
-    chart = bars(drawn, axis(most, "ms per token"), "Stacked bars of the time per token; their values stand beside them")
-    return section("Where the time goes", hint, key + chart)
+    label = "Stacked bars of the time per token; their values stand beside them"
+    if len(unique(r.workload for r in rows)) == 1:
+        return section("Where the time goes", hint, key + bars(each, _scale(each, "ms per token"), label))
+    every = [_stack("", [r for r in rows if r.label == name]) for name in unique(r.label for r in rows)]
+    content = bars(every, _scale(every, "ms per token, all kinds of text together"), label)
+    return section(
+        "Where the time goes", hint, key + content + folded("By kind of text", bars(each, _scale(each, "ms per token"), label))
+    )
+
+
+def _scale(stacks: Sequence[Bar], unit: str) -> Axis:
+    return axis(max((bar.parts[-1][1] for bar in stacks), default=1.0), unit)
+
+
+def _stack(group: str, rows: Sequence[Row]) -> Bar:
+    """The time per token of one drafter's rows together."""
+    total, tokens = sum(r.seconds for r in rows) or 1e-12, sum(r.tokens for r in rows)
+    spent = {kind: sum(getattr(r, f"{kind}_seconds") for r in rows) for kind in ("draft", "verify", "other")}
+    parts, start = [], 0.0
+    for kind, share in spent.items():
+        end = start + 1000 * share / tokens
+        parts.append((start, end, kind, f"{kind}: {end - start:.2f} ms, {share / total:.0%}"))
+        start = end
+    shares = "/".join(f"{100 * share / total:.0f}" for share in spent.values())
+    return Bar(group, "plain" if rows[0].draft == PLAIN else rows[0].label, f"{start:.1f} ms ({shares} %)", tuple(parts))
 
 
 def waits(report: Report) -> str:
@@ -170,14 +188,15 @@ def waits(report: Report) -> str:
         for p, name in ((50, "half of all waits are shorter (p50)"), (90, "90 % (p90)"), (99, "99 % (p99)"))
     )
     charts = "".join(
-        f"<h3>{title}</h3>{_ranges([(r, getattr(r.latency, kind)) for r in rows], title)}"
+        f"<div><h3>{title}</h3>{_ranges([(r, getattr(r.latency, kind)) for r in rows], title)}</div>"
         for kind, title in (("first_token", "Until the first token"), ("inter_token", "For each further token"))
     )
     hint = (
         "Tokens that come together share their wait, so that the second chart compares with plain decoding; the pauses between "
         "pieces of text, which are longer, are in the table."
     )
-    content = f'<ul class="legend">{key}</ul>{charts}{folded("All percentiles as a table", _wait_table(report))}'
+    more = folded("All percentiles as a table", _wait_table(report))
+    content = f'<ul class="legend">{key}</ul><div class="pair">{charts}</div>{more}'
     return section("How long a reader waits", hint, content)
 
 

@@ -16,6 +16,9 @@ from .plan import PLAIN
 from .report import Report, Row
 from .sweep import curves
 
+MOST_SAID = 6
+"""As many losses are told before the reader asks for more."""
+
 
 def page(report: Report) -> str:
     """The whole file. The report needs a row; the JSON object is in it, too, under the id `result`."""
@@ -71,7 +74,8 @@ def _alarm(report: Report) -> str:
 
 def _losses(report: Report) -> str:
     said = words.losses(report)
-    return section("Where speculation loses", "", listed(said)) if said else ""
+    rest = folded(f"{len(said) - MOST_SAID} more", listed(said[MOST_SAID:])) if len(said) > MOST_SAID else ""
+    return section("Where speculation loses", "", listed(said[:MOST_SAID]) + rest) if said else ""
 
 
 def _cost(report: Report) -> str:
@@ -150,4 +154,4 @@ def _flat(found: Any) -> dict[str, Any]:
 def _said(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_said(v) for v in value) or "none"
-    return "not set" if value is None else str(value)
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

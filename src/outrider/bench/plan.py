@@ -36,6 +36,14 @@ class Point:
         load = f"batch {self.batch}" if self.rate is None else f"{self.rate:g} requests/s"
         return f"T = {self.temperature:g}, {load}"
 
+    @property
+    def words(self) -> str:
+        """For people who do not know what T and a batch are."""
+        choice = "greedy" if self.temperature == 0 else f"sampled at temperature {self.temperature:g}"
+        if self.rate is not None:
+            return f"{choice}, {self.rate:g} requests per second"
+        return f"{choice}, {'one request' if self.batch == 1 else f'{self.batch} requests'} at a time"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

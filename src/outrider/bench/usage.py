@@ -55,11 +55,11 @@ class Gauge:
     def on(cls, device: torch.device) -> Gauge:
         """With an energy counter, if there is one."""
         if device.type != "cuda":
-            return cls(device, None, "not measured: no GPU")
+            return cls(device, None, "not measured (no GPU)")
         try:
             return cls(device, _counter(str(torch.cuda.get_device_properties(device).uuid)), "NVML, the whole card")
         except (OSError, AttributeError, RuntimeError) as error:
-            return cls(device, None, f"not measured: {error}")
+            return cls(device, None, f"not measured ({error})")
 
     def start(self) -> None:
         """Forget earlier peaks. On systems other than Linux the process's memory peaks once and for all."""

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .numbers import GAIN, LOSS, UNCLEAR, Speedup
+from .plan import Point
 from .report import Divergence, Report, Row
 
 FEW_RIGHT, MUCH_DRAFTING = 0.3, 0.2
 """Below this share of right guesses, above this share of the time, they are named as the reason of a loss."""
+FEW = 6
+"""As many doubtful cases are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,12 @@ def headline(report: Report) -> Headline:
     name = one.drafter + ("" if one.depth is None else f" at depth {one.depth}")
     text = {
         GAIN: f"{name} answers {times(found.median)} as fast",
-        LOSS: f"{name} answers more slowly, at {times(found.median)} the plain speed",
-        UNCLEAR: f"{name} answers {times(found.median)} as fast, which is within noise",
+        LOSS: f"{name} answers at {times(found.median)} the plain speed",
+        UNCLEAR: f"{name} answers {times(found.median)} as fast (no difference beyond noise)",
     }[found.verdict]
     if found.low is None and found.verdict == UNCLEAR:
-        text = f"{name} answered {times(found.median)} as fast, in the one pair of runs there was"
-    return Headline(f"{text}; same text", f"{_reach(best)}, at {one.point}.", found.verdict)
+        text = f"{name} answered {times(found.median)} as fast in the one pair of runs"
+    return Headline(f"{text}, same text", f"{_reach(best)}; {one.point.words}.", found.verdict)
 
 
 def average(rows: Sequence[Row]) -> Speedup:
@@ -79,8 +82,7 @@ def interval(speedup: Speedup) -> str:
 def place(row: Row | Divergence, report: Report) -> str:
     """`code`, and the conditions where there were several."""
     several = len({r.point for r in report.rows}) > 1
-    load = f"batch {row.batch}" if row.rate is None else f"{row.rate:g} requests/s"
-    return f"{row.workload} (T = {row.temperature:g}, {load})" if several else row.workload
+    return f"{row.workload} ({Point(row.temperature, row.batch, row.rate)})" if several else row.workload
 
 
 def losses(report: Report) -> list[str]:
@@ -88,8 +90,9 @@ def losses(report: Report) -> list[str]:
     lines = [f"On {place(r, report)}, {r.label} {_loss(r)}." for r in report.losses]
     doubtful = [r for r in report.rows if r.verdict == UNCLEAR and r.speedup is not None and r.speedup.median < 1]
     if doubtful:
-        named = ", ".join(f"{place(r, report)} with {r.label} ({times(r.speedup.median)})" for r in doubtful if r.speedup)
-        lines.append(f"Perhaps slower, but not beyond noise: {named}.")
+        named = [f"{r.label} on {place(r, report)} ({times(r.speedup.median)})" for r in doubtful if r.speedup]
+        more = f", and {len(named) - FEW} more" if len(named) > FEW else ""
+        lines.append(f"Perhaps slower, but not beyond noise: {', '.join(named[:FEW])}{more}.")
     if any(r.speedup is not None for r in report.rows) and not report.losses:
         lines.insert(0, "No drafter was slower than plain decoding beyond doubt.")
     return lines
