@@ -42,8 +42,8 @@ class Axis:
 
 
 def axis(most: float, unit: str, mark: float | None = None) -> Axis:
-    """With four to eight round numbers."""
-    most = most if most > 0 and math.isfinite(most) else 1.0
+    """With at most eight round numbers."""
+    most = max(most if most > 0 and math.isfinite(most) else 0.0, mark or 0.0) or 1.0
     step = next(s for s in _steps(most) if most / s <= 6)
     end = max(most * 1.02, mark * 1.15 if mark is not None else 0.0)
     return Axis(end, tuple(i * step for i in range(int(end / step + 1e-9) + 1)), unit, mark)
