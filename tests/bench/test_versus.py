@@ -83,7 +83,8 @@ def test_an_other_commit_is_what_one_compares() -> None:
 
 def test_a_single_run_proves_nothing() -> None:
     found = compare(report(rows("code", "guess", FAST[:1])), report(rows("code", "guess", SLOW[:1])))
-    assert {c.verdict for c in found.cells} == {SAME} and all("single run" in c.why and c.low is None for c in found.cells)
+    assert {c.verdict for c in found.cells} == {APART} and found.ratio is None
+    assert all("single run" in c.why and c.ratio is not None and c.low is None for c in found.cells)
 
 
 @pytest.mark.parametrize("options", [{"by": "luck"}, {"ignore": ["luck"]}, {"tolerance": 1.0}, {"tolerance": math.nan}])

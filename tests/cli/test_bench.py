@@ -159,14 +159,13 @@ def test_a_folder_with_numbers_and_page(run, small: list[str], tmp_path: Path) -
 
 
 def test_a_sweep(run, small: list[str]) -> None:
-    result = run(
-        *small, "--draft", "ngram", "--depth", "1, 2", "--temperature", "0,1", "--rate", "100/s", "--repeats", "1", "--json"
-    )
+    once = ("--draft", "ngram", "--repeats", "1")
+    result = run(*small, *once, "--depth", "1, 2", "--temperature", "0,1", "--rate", "100/s", "--json")
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["results"]
-    assert {(r["temperature"], r["batch"], r["rate"]) for r in rows} == {(t, None, r) for t in (0, 1) for r in (100,)}
+    assert {(r["temperature"], r["batch"], r["rate"]) for r in rows} == {(t, None, 100) for t in (0, 1)}
     assert [r["depth"] for r in rows[:3]] == [None, 1, 2] and len(rows) == 6
-    text = run(*small, "--draft", "ngram", "--batch", "1,2", "--repeats", "1").stdout
+    text = run(*small, *once, "--batch", "1,2").stdout
     assert "short (T = 0, batch 2)" in text and "Where speculation loses:" in text
 
 

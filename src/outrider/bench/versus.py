@@ -31,8 +31,8 @@ BY: dict[str, Callable[[Row], Sequence[float]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One row of both results. `ratio` is the second's speed over the first's, from `low` to `high` with 95 % confidence (None
-    with a single run); all None where they are not comparable, and then `why` tells. `key`: values of `report.CELL`."""
+    """One row of both results. `ratio` is the second's speed over the first's, from `low` to `high` with 95 % confidence; what is
+    not known is None, and `why` tells why two rows are not comparable. `key`: values of `report.CELL`."""
 
     name: str
     label: str
@@ -62,8 +62,8 @@ class Comparison:
 
     @property
     def comparable(self) -> tuple[Cell, ...]:
-        """Cells that have a ratio."""
-        return tuple(c for c in self.cells if c.ratio is not None)
+        """Cells that have a verdict on their speed."""
+        return tuple(c for c in self.cells if c.verdict != APART)
 
 
 def compare(a: Report, b: Report, by: str = "speed", tolerance: float = 0.0, ignore: Collection[str] = ()) -> Comparison:
@@ -83,7 +83,7 @@ def compare(a: Report, b: Report, by: str = "speed", tolerance: float = 0.0, ign
     known = {key(r) for r in a.rows}
     cells += [Cell(str(r.point), r.label, key(r), APART, why="only in the second result") for r in b.rows if key(r) not in known]
     cells = [c for c in cells if by == "speed" or c.key[1] != "none"]
-    ratios = [c.ratio for c in cells if c.ratio is not None]
+    ratios = [c.ratio for c in cells if c.verdict != APART and c.ratio is not None]
     mean = statistics.geometric_mean(ratios) if ratios else None
     return Comparison(tuple(cells), notes(a, b, ignore), mean, *(interval(ratios) if ratios else (None, None)))
 
@@ -148,7 +148,7 @@ def _cell(a: Row, b: Row | None, apart: str, of: Callable[[Row], Sequence[float]
         return Cell(*name, APART, why=apart or "nothing was measured")
     ratio, low, high = welch(ours, theirs)
     if low is None or high is None:
-        return Cell(*name, SAME, ratio, why="a single run has no interval; use --repeats 3 or more")
+        return Cell(*name, APART, ratio, why="a single run has no interval; use --repeats 3 or more")
     verdict = SLOWER if high < 1 - tolerance else FASTER if low > 1 + tolerance else SAME
     return Cell(*name, verdict, ratio, low, high)
 
