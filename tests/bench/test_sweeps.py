@@ -183,6 +183,36 @@ def test_energy_is_the_difference_of_a_counter_or_not_known() -> None:
     assert Usage.over([Usage(5, 3, 1.0), Usage(7)]) == Usage(7, None, None)
 
 
+class Nvml:
+    """A driver's library that counts 1.5 joules at every look, for one card."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses, self.total, self.asked = refuses, 0, b""
+
+    def __getattr__(self, name: str):
+        return lambda *arguments: 3 if name == self.refuses else self.answer(name, arguments)
+
+    def answer(self, name: str, arguments: tuple) -> int:
+        if name == "nvmlDeviceGetHandleByUUID":
+            self.asked = arguments[0]
+        if name == "nvmlDeviceGetTotalEnergyConsumption":
+            self.total += 1500
+            arguments[1]._obj.value = self.total
+        return 0
+
+
+def test_the_card_is_asked_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid="12-ab"))
+    library = Nvml()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
+    gauge = Gauge.on(torch.device("cuda"))
+    assert gauge.energy is not None and library.asked == b"GPU-12-ab" and gauge.energy_note == "NVML, the whole card"
+    assert gauge.energy() - gauge.energy() == -1.5
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Nvml("nvmlDeviceGetTotalEnergyConsumption"))
+    gauge = Gauge.on(torch.device("cuda"))
+    assert gauge.energy is None and "nvmlDeviceGetTotalEnergyConsumption says 3" in gauge.energy_note
+
+
 def test_memory_where_the_system_has_no_files(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr("outrider.bench.usage.STATUS", tmp_path / "nowhere")
     found = peak_memory()

@@ -55,8 +55,8 @@ def speed(report: Report) -> str:
     first, *others = points(report)
     keys = swatches([(v, f"{SIGNS[v]} {MEANINGS[v]}") for v in (GAIN, UNCLEAR, LOSS)])
     more = "".join(folded(f"{p}: {_best(report, p)}", table(report, p)) for p in others)
-    pair = ' class="pair"' if len(unique(r.label for r in drafted(report, first))) < 3 else ""
-    both = f"<div{pair}>{speed_chart(report, first)}{table(report, first)}</div>"
+    layout = {1: "pair one", 2: "pair"}.get(len(unique(r.label for r in drafted(report, first))), "")
+    both = f'<div class="{layout}">{speed_chart(report, first)}{table(report, first)}</div>'
     hint = (
         f"How many times as fast as plain decoding, which ran beside it ({first}). In brackets: where the true value lies with "
         "95 % confidence, for these prompts on this machine."

@@ -101,7 +101,8 @@ def losses(report: Report) -> list[str]:
 def _loss(row: Row) -> str:
     """How much slower, and why."""
     assert row.speedup is not None and row.speedup.high is not None
-    said = f"is slower than plain decoding: {row.speedup.median:.2f} times its speed, at most {row.speedup.high:.2f}"
+    most = f"{row.speedup.high:.2f}" if row.speedup.high < 0.995 else "just below 1"
+    said = f"is slower than plain decoding: {row.speedup.median:.2f} times its speed, at most {most}"
     return f"{said}. {_reason(row)}; do not speculate there"
 
 
