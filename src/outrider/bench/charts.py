@@ -90,7 +90,8 @@ def _drawing(row: Bar, scale: Axis) -> str:
     if row.whisker is not None:
         low, high = (scale.at(v) for v in row.whisker)
         out.append(f'<line x1="{low}" x2="{high}" y1="50%" y2="50%" class="whisker"/>')
-        out += [f'<line x1="{x}" x2="{x}" y1="30%" y2="70%" class="whisker"/>' for x in (low, high)]
+        ends = [scale.at(v) for v in row.whisker if v <= scale.end]  # one that reaches beyond the chart has no end in it
+        out += [f'<line x1="{x}" x2="{x}" y1="30%" y2="70%" class="whisker"/>' for x in ends]
     out += [f'<circle cx="{scale.at(v)}" cy="50%" r="4.5" class="{kind}"/>' for v, kind in row.dots]
     return f'<svg height="24" aria-hidden="true">{"".join(out)}</svg>'
 

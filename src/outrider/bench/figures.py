@@ -113,7 +113,7 @@ def speed_chart(report: Report, point: Point) -> str:
         s = r.speedup
         assert s is not None
         title = f"{r.workload}, {r.label}: {s.median:.2f}× {words.interval(s)}"
-        reach = None if s.low is None else (s.low, s.high if s.high is not None else scale.end)
+        reach = None if s.low is None else (s.low, s.high if s.high is not None else 2 * scale.end)
         value = f"{SIGNS[s.verdict]} {s.median:.2f}×"
         name = r.label if several else r.workload
         drawn.append(Bar(r.workload if several else "", name, value, ((0.0, s.median, s.verdict, title),), reach))
@@ -209,7 +209,9 @@ def _ranges(rows: Sequence[tuple[Row, Percentiles | None]], title: str) -> str:
         Bar(
             r.workload,
             "plain" if r.draft == PLAIN else r.label,
-            f"{1000 * p.p50:.0f} / {1000 * p.p90:.0f} / {1000 * p.p99:.0f} ms",
+            f"{p.p50:.2f} / {p.p90:.2f} / {p.p99:.2f} s"
+            if p.p99 >= 1
+            else f"{1000 * p.p50:.0f} / {1000 * p.p90:.0f} / {1000 * p.p99:.0f} ms",
             ((1000 * p.p50, 1000 * p.p99, "wait", f"{r.workload}, {r.label}"),),
             None,
             ((1000 * p.p99, "p99"), (1000 * p.p90, "p90"), (1000 * p.p50, "p50")),

@@ -58,8 +58,8 @@ def _model(report: Report) -> str:
 def machine(report: Report) -> str:
     """The card, or the processor and how many of its cores."""
     p = report.provenance
-    device = str(p.get("device", "cpu"))
-    return f"{p.get('cpu', 'CPU')}, {p.get('threads')} threads" if device.startswith("cpu") else device
+    device, threads = str(p.get("device", "cpu")), p.get("threads")
+    return f"{p.get('cpu', 'CPU')}, {threads} thread{'' if threads == 1 else 's'}" if device.startswith("cpu") else device
 
 
 def _alarm(report: Report) -> str:

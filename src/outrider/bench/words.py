@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .numbers import GAIN, LOSS, UNCLEAR, Speedup
 from .plan import Point
@@ -43,7 +43,7 @@ def headline(report: Report) -> Headline:
     text = {
         GAIN: f"{name} answers {times(found.median)} as fast",
         LOSS: f"{name} answers at {times(found.median)} the plain speed",
-        UNCLEAR: f"{name} answers {times(found.median)} as fast (no difference beyond noise)",
+        UNCLEAR: f"{name} makes no difference beyond noise ({times(found.median)})",
     }[found.verdict]
     if found.low is None and found.verdict == UNCLEAR:
         text = f"{name} answered {times(found.median)} as fast in the one pair of runs"
@@ -51,10 +51,11 @@ def headline(report: Report) -> Headline:
 
 
 def average(rows: Sequence[Row]) -> Speedup:
-    """Of one drafter over its rows: the geometric mean of their first pairs, of their second pairs, and so on, and from these the
-    interval: what noise may have done to the average over these workloads."""
-    pairs = zip(*(r.speedup.pairs for r in rows if r.speedup is not None), strict=False)
-    return Speedup.of([statistics.geometric_mean(ratios) for ratios in pairs])
+    """Of one drafter over its rows: the geometric mean of their medians. The interval is made of the geometric means of the rows'
+    first pairs, of their second pairs, and so on: what noise may have done to the average over these workloads."""
+    known = [r.speedup for r in rows if r.speedup is not None]
+    means = Speedup.of([statistics.geometric_mean(ratios) for ratios in zip(*(s.pairs for s in known), strict=False)])
+    return replace(means, median=statistics.geometric_mean([s.median for s in known]))
 
 
 def _reach(rows: Sequence[Row]) -> str:
