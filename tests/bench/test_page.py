@@ -15,7 +15,7 @@ from outrider.bench import words
 from outrider.bench.charts import axis
 from outrider.bench.page import page
 from outrider.bench.plan import Point
-from outrider.bench.report import Divergence, Report
+from outrider.bench.report import Divergence
 from tests.bench.reports import EVEN, FAST, MIXED, SLOW, report, rows
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -101,18 +101,17 @@ def test_plain_decoding_alone_has_a_page(tmp_path: Path) -> None:
     assert "No drafter was compared with plain decoding" in text_of(page(alone))
 
 
-@pytest.mark.parametrize("found", [MIXED, SWEEP], ids=["mixed", "sweep"])
-def test_in_a_browser(found: Report, tmp_path: Path) -> None:
+def test_in_a_browser(tmp_path: Path) -> None:
     """No sideways scrolling on a phone, themes that switch by keyboard, nothing asked of anybody, no complaints."""
     driver = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("no Chromium here: install Debian's package `chromium`")
-    file = tmp_path / "result.html"
-    file.write_text(page(found), encoding="utf-8")
     with driver.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
         try:
-            for width in (1280, 390):
+            for width, found in ((1280, MIXED), (390, MIXED), (390, SWEEP)):
+                file = tmp_path / "result.html"
+                file.write_text(page(found), encoding="utf-8")
                 _read(browser.new_context(viewport={"width": width, "height": 800}, color_scheme="light").new_page(), file)
         finally:
             browser.close()
