@@ -15,9 +15,11 @@ from outrider import registry
 from outrider.accept import coupled
 from outrider.bench import compare, provenance
 from outrider.bench.numbers import GAIN, LOSS, UNCLEAR, Speedup, interval, student, together
+from outrider.bench.plan import Plan
 from outrider.bench.report import finite
-from outrider.bench.runner import Plan, Runner
+from outrider.bench.runner import Runner
 from outrider.bench.workloads import Prompt, Workload
+from outrider.config import SamplingParams
 from outrider.errors import BadInput, OutriderError, OutriderWarning
 from outrider.llm import LLM
 from outrider.types import Stats
@@ -30,8 +32,14 @@ def workload(name: str = "mine", texts: tuple[str, ...] = TEXTS) -> Workload:
     return Workload(name, "test", tuple(Prompt(({"role": "user", "content": t},)) for t in texts))
 
 
-def plan(*drafts: str, **changes) -> Plan:
+def plan(*drafts: str, temperature: float = 0.0, batch: int = 1, **changes) -> Plan:
+    changes = {"temperatures": (temperature,), "batches": (batch,)} | changes
     return replace(Plan(drafts, (workload(),), max_tokens=16, repeats=2, control="fixed"), **changes)
+
+
+def params() -> SamplingParams:
+    one = plan("none")
+    return one.params(one.points[0])
 
 
 class Clock:
@@ -74,7 +82,7 @@ def test_numbers_are_those_of_the_requests(llm: LLM) -> None:
     drafted = Runner(llm, plan("self:depth=3", repeats=1, batch=3)).run().rows[1]
     llm.switch("self:depth=3")
     prompts = [p.encode(llm.tokenizer) for p in workload().prompts]
-    results = llm.generate(prompts, plan("none").params)
+    results = llm.generate(prompts, params())
     assert drafted.tokens == sum(r.stats.tokens for r in results) and drafted.rounds == sum(r.stats.rounds for r in results)
     assert drafted.alpha == sum(r.stats.accepted for r in results) / sum(r.stats.drafted for r in results) == 1.0
     assert drafted.acceptance_by_position == (1.0, 1.0, 1.0)
@@ -144,7 +152,7 @@ def test_nothing_learned_is_carried_into_the_next_run(llm: LLM, monkeypatch: pyt
     assert len(rounds) == 3 and len(set(rounds)) == 1 and rounds[0][1] > 0
     llm.switch(COPYCAT)
     prompts = [p.encode(llm.tokenizer) for p in workload().prompts]
-    first, second = (sum(r.stats.rounds for r in llm.generate(prompts, plan("none").params)) for _ in range(2))
+    first, second = (sum(r.stats.rounds for r in llm.generate(prompts, params())) for _ in range(2))
     assert second < first  # it does learn
 
 

@@ -61,11 +61,9 @@ def test_a_conversation_ends_where_the_context_does(llm: LLM) -> None:
 
 def test_a_report_names_conversations_by_what_the_user_says(llm: LLM) -> None:
     report = Runner(llm, Plan(("none",), (TALK,), max_tokens=6, repeats=1, control="fixed")).run()
-    assert report.workloads == (TALK,) and (report.rows[0].prompts, report.rows[0].questions, report.rows[0].compared) == (
-        6,
-        3,
-        6,
-    )
+    row = report.rows[0]
+    assert [w.sha256 for w in report.workloads] == [tuple(p.sha256 for p in TALK.prompts)]
+    assert (row.prompts, row.questions, row.compared) == (6, 3, 6)
 
 
 def questions(path: Path) -> Path:
@@ -101,7 +99,7 @@ def test_spec_bench(llm: LLM, tmp_path: Path) -> None:
 
 def test_speed_is_a_mean_over_questions() -> None:
     def run(*stats: tuple[int, float]) -> Run:
-        return Run([SimpleNamespace(stats=SimpleNamespace(tokens=t, seconds=s)) for t, s in stats])  # type: ignore[misc]
+        return Run(results=[SimpleNamespace(stats=SimpleNamespace(tokens=t, seconds=s)) for t, s in stats])  # type: ignore[misc]
 
     first, second = run((10, 1.0), (30, 1.0), (5, 0.5)), run((10, 2.0), (30, 2.0), (0, 0.0))
     assert by_question([first], (0, 0, 1)) == pytest.approx((40 / 2 + 5 / 0.5) / 2)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from outrider import registry
+from outrider.bench import words
+from outrider.bench.numbers import Speedup
 from outrider.bench.runner import Runner
-from outrider.cli import bench
 from outrider.llm import LLM
+from tests.bench.reports import EVEN, FAST, report, rows
 from tests.models.tiny_gguf import Tiny
 
 ROW = {"tokens_per_second", "speedup", "tau", "alpha", "acceptance_by_position", "draft_seconds", "verify_seconds"}
@@ -105,7 +107,7 @@ def test_losses_are_named(run, small: list[str], monkeypatch: pytest.MonkeyPatch
     result = run(*small, "--draft", "ngram")
     assert result.exit_code == 0, result.output
     assert "0.50 [0.50, 0.50]" in result.stdout and result.stdout.splitlines()[2].endswith("LOSS")
-    assert "LOSS: on short, ngram is slower than plain decoding: 0.50 times its speed" in result.stdout
+    assert "On short, ngram is slower than plain decoding: 0.50 times its speed, at most 0.50. Its" in result.stdout
 
 
 @pytest.mark.parametrize(("after", "words"), [(6, "interrupted: this is what was measured by then"), (1, "nothing was measured")])
@@ -146,6 +148,77 @@ def test_a_drafter_that_was_switched_off_is_said(run, small: list[str], tmp_path
     assert "no guesses, switched off" in result.stdout and "its numbers are not the drafter's" in result.stdout
 
 
+def test_a_folder_with_numbers_and_page(run, small: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "result"
+    result = run(*small, "--draft", "ngram", "--output", str(folder), "--html", str(tmp_path / "other.html"))
+    assert result.exit_code == 0, result.output
+    assert [p.name for p in folder.iterdir()] == ["result.json"] and f"wrote {folder / 'result.json'}" in result.stderr
+    assert (tmp_path / "other.html").read_text().startswith("<!doctype html>")
+    run(*small, "--draft", "ngram", "--output", str(folder), "--max-tokens", "4")
+    assert sorted(p.name for p in folder.iterdir()) == ["result.html", "result.json"]
+
+
+def test_a_sweep(run, small: list[str]) -> None:
+    once = ("--draft", "ngram", "--repeats", "1")
+    result = run(*small, *once, "--depth", "1, 2", "--temperature", "0,1", "--rate", "100/s", "--json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["results"]
+    assert {(r["temperature"], r["batch"], r["rate"]) for r in rows} == {(t, None, 100) for t in (0, 1)}
+    assert [r["depth"] for r in rows[:3]] == [None, 1, 2] and len(rows) == 6
+    text = run(*small, *once, "--batch", "1,2").stdout
+    assert "short (T = 0, batch 2)" in text and "Where speculation loses:" in text
+
+
+def test_quick_takes_a_few_of_everything(run, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    def stop(llm, plan, *more, **others):
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Runner, "__init__", lambda self, *given, **named: stop(*given, **named))
+    run("bench", "--model", model, "--quick")
+    run("bench", "--model", model, "--quick", "--limit", "1", "--max-tokens", "5")
+    run("bench", "--model", model)
+    assert [(p.limit, p.max_tokens, p.repeats) for p in plans] == [(None, 48, 3), (1, 5, 3), (None, 128, 3)]
+    assert [{len(w.prompts) for w in p.workloads} for p in plans] == [{3}, {3}, {10}]
+    assert len(plans[0].workloads) > len(plans[2].workloads) and plans[0].drafts == ("none", "auto")
+
+
+@pytest.fixture
+def two_results(tmp_path: Path) -> tuple[str, str]:
+    """The second is half as fast on code."""
+    files = tmp_path / "a.json", tmp_path / "b.json"
+    for file, speeds in zip(files, (FAST, EVEN), strict=True):
+        file.write_text(json.dumps(report(rows("code", "guess", speeds)).as_json()))
+    return str(files[0]), str(files[1])
+
+
+def test_compare(run, two_results: tuple[str, str], tmp_path: Path) -> None:
+    result = run("compare", *two_results)
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0 and lines[0].endswith("no difference beyond noise") and lines[1].endswith("slower")
+    assert "0.502 [0.4" in lines[1] and "on average over 2 cells" in result.stdout
+    assert run("compare", *two_results, "--fail-on-slower").exit_code == 1
+    assert run("compare", *two_results, "--fail-on-slower", "--tolerance", "0.6").exit_code == 0
+    assert run("compare", *reversed(two_results), "--fail-on-slower").exit_code == 0
+    found = json.loads(run("compare", *two_results, "--by", "speedup", "--json").stdout)
+    assert [c["verdict"] for c in found["cells"]] == ["slower"]
+
+
+def test_compare_what_cannot_be(run, two_results: tuple[str, str], tmp_path: Path) -> None:
+    other = json.loads(Path(two_results[1]).read_text())
+    other["provenance"]["device"] = "another card"
+    file = tmp_path / "c.json"
+    file.write_text(json.dumps(other))
+    result = run("compare", two_results[0], str(file))
+    assert result.exit_code == 0 and "not comparable: other device (cpu, 2 threads, another card)" in result.stdout
+    assert run("compare", two_results[0], str(file), "--fail-on-slower").exit_code == 2
+    assert "ignored: other device" in run("compare", two_results[0], str(file), "--ignore", "device").stdout
+    result = run("compare", two_results[0], str(tmp_path / "nowhere.json"))
+    assert result.exit_code == 2 and "cannot read" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -157,6 +230,13 @@ def test_a_drafter_that_was_switched_off_is_said(run, small: list[str], tmp_path
         (["--temperature", "-1"], "temperature"),
         (["--max-tokens", "0"], "max_tokens"),
         (["--output", "/no/such/directory/x.json"], "--output"),
+        (["--output", "/dev/null"], "neither a .json file nor a folder"),
+        (["--html", "/no/such/directory/x.html"], "--html"),
+        (["--depth", "1,x"], "--depth"),
+        (["--depth", "0"], "depth must be at least 1"),
+        (["--batch", "1.5"], "--batch"),
+        (["--rate", "-1"], "rate must be"),
+        (["--temperature", "0,,1"], "--temperature"),
         (["--model", "/no/such/model"], "no model"),
     ],
 )
@@ -194,7 +274,5 @@ def test_help_lists_drafters(run) -> None:
 
 
 def test_a_wide_interval_is_kept_short() -> None:
-    from outrider.bench.numbers import Speedup
-
-    assert bench._spread(Speedup.of([0.5, 9.0])) == "[0.00, 100+]"
-    assert bench._spread(Speedup.of([0.5])) == ""
+    assert words.interval(Speedup.of([0.5, 9.0])) == "[0.00, 100+]"
+    assert words.interval(Speedup.of([0.5])) == ""

@@ -64,6 +64,11 @@ class Workload:
         """For each prompt the number of its conversation; one that says none is a conversation of its own (below 0)."""
         return tuple(-1 - i if p.question is None else p.question for i, p in enumerate(self.prompts))
 
+    @property
+    def sha256(self) -> str:
+        """Tells lists of prompts apart: the hash of the prompts' hashes, in their order."""
+        return hashlib.sha256("".join(p.sha256 for p in self.prompts).encode()).hexdigest()
+
     def first(self, limit: int | None) -> Workload:
         """The same with at most `limit` prompts."""
         return replace(self, prompts=self.prompts[:limit])

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .. import metrics
 from ..results import Result
 from ..types import Stats, StepEvent
+from .latency import Times
+from .usage import Usage
 
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Student's t, two-sided 95 %, for 1 to 10 degrees of freedom."""
@@ -25,13 +28,17 @@ GAIN, LOSS, UNCLEAR = "gains", "loses", "unclear"
 @dataclass(slots=True, eq=False)
 class Run:
     """One pass over a workload. Seconds of wall clock, on the host: on a GPU, drafting and verifying count what it takes to
-    launch them, and the wait for the device is in the rest."""
+    launch them, and the wait for the device is in the rest. `open`: requests came by themselves, so that the machine was at times
+    without work."""
 
+    open: bool = False
     results: list[Result] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     seconds: float = 0.0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
+    times: Times = field(default_factory=Times)
+    usage: Usage = field(default_factory=Usage)
 
     def hear(self, event: StepEvent) -> None:
         """Take in a round (a `Sink`)."""
@@ -39,11 +46,19 @@ class Run:
         self.verify_seconds += event.verify_seconds
         for item in event.committed:
             metrics.add(self.stats, item)
+        self.times.hear(event, time.perf_counter())
 
     @property
     def speed(self) -> float:
         """Tokens per second."""
         return self.stats.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def pace(self) -> float:
+        """What speed-ups compare: tokens per second; where requests came by themselves, which no drafter hastens, tokens per
+        second that their askers waited, from arrival to end."""
+        waited = sum(self.times.answers) if self.open else self.seconds
+        return self.stats.tokens / waited if waited else 0.0
 
 
 def by_question(runs: Sequence[Run], questions: Sequence[int]) -> float:

@@ -1,9 +1,9 @@
 """Measures drafters against plain decoding, side by side, on the same model, prompts and seeds.
 
-Per workload and drafter: a warm-up of both on the first prompts, which is not counted, then pairs of runs, plain and drafted,
-the order alternating (A B, B A, ...), so that a machine that slows down slows both. Before each drafted run the drafter is made
-anew: what one learned from an answer it must not carry into the next run over the same prompts. Making it, and a few tokens to
-get it going, are not timed. Every answer is compared with the first plain one, token by token.
+Per workload, temperature, load and drafter: a warm-up of both on the first prompts, which is not counted, then pairs of runs,
+plain and drafted, the order alternating (A B, B A, ...), so that a machine that slows down slows both. Before each drafted run
+the drafter is made anew: what one learned from an answer it must not carry into the next run over the same prompts. Making it,
+and a few tokens to get it going, are not timed. Every answer is compared with the first plain one, token by token.
 """
 
 from __future__ import annotations
@@ -16,73 +16,23 @@ from typing import Any
 
 import torch
 
-from .. import control as controllers
-from ..config import SamplingParams
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
 from ..protocols import Replayer
 from ..results import Result
-from . import compare, turns
+from . import compare, traffic, turns
 from .numbers import Run
-from .report import Divergence, Name, Report, Row, row
+from .plan import PLAIN, Plan, Point
+from .report import Asked, Divergence, Name, Report, Row, row
+from .usage import Gauge
 from .workloads import Workload
 
-PLAIN = "none"
 FIRST_TOKENS = 8
 """What is written before every run, untimed: allocations, compiled kernels and the like are paid then."""
 
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which share of the whole is behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to measure. `batch`: prompts that are answered together; `limit`: prompts per workload; `repeats`: pairs of runs;
-    `control`: who decides how far to look ahead."""
-
-    drafts: tuple[str, ...]
-    workloads: tuple[Workload, ...]
-    max_tokens: int = 128
-    temperature: float = 0.0
-    seed: int = 0
-    repeats: int = 3
-    batch: int = 1
-    limit: int | None = None
-    control: str = controllers.DEFAULT
-
-    def __post_init__(self) -> None:
-        for name in ("repeats", "batch", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"{name} must be at least 1, got {value}")
-        if not self.drafts or not self.workloads:
-            raise BadInput("nothing to measure: name a drafter and a workload")
-        names = [w.name for w in self.workloads]
-        twice = next((n for n in names if names.count(n) > 1), None)
-        if twice is not None:
-            raise BadInput(f"two workloads are called {twice!r}; name each once, or rename a file")
-
-    @property
-    def params(self) -> SamplingParams:
-        """Of every request, plain or not."""
-        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """What is compared with plain decoding, each once."""
-        return tuple(d for d in dict.fromkeys(self.drafts) if d != PLAIN)
-
-    @property
-    def runs(self) -> int:
-        """How many runs it takes, warm-ups included."""
-        return len(self.workloads) * (2 * len(self.drafters) or 1) * (self.repeats + 1)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """For the report."""
-        names = ("drafts", "max_tokens", "temperature", "seed", "repeats", "batch", "limit")
-        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(slots=True)
@@ -95,6 +45,10 @@ class Cell:
     runs: list[Run] = field(default_factory=list)
     plain: list[Run] = field(default_factory=list)
     warmup: float = 0.0
+
+    @property
+    def point(self) -> Point:
+        return self.who.point
 
 
 @dataclass(slots=True)
@@ -112,6 +66,11 @@ class Runner:
     _reference: list[Result] = field(default_factory=list)
     _open: list[Cell] = field(default_factory=list)
     _done: int = 0
+    _gauge: Gauge = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._gauge = Gauge.on(self.llm.engine.target.device)
+        self.provenance = {**self.provenance, "energy": self._gauge.energy_note}
 
     def run(self) -> Report:
         """Everything. Ctrl-C passes through; `report` then has what was measured. Raises `OutriderError` for a drafter that
@@ -119,11 +78,13 @@ class Runner:
         self._workloads += [w.first(self.plan.limit) for w in self.plan.workloads]
         for workload in self._workloads:  # what does not fit is found now, not after an hour
             self._encoded(workload)
-        for draft in self.plan.drafters:
+        for draft in dict.fromkeys(draft for draft, _ in self.plan.arms):
             self.llm.switch(draft, control=self.plan.control)
+        self.provenance["prompts"] = {w.name: w.sha256 for w in self._workloads}
         for workload in self._workloads:
-            whole = turns.expand(self.llm, workload, self.plan.params, self.plan.batch)
-            self._measure(whole, self._encoded(whole))
+            for point in self.plan.points:
+                whole = turns.expand(self.llm, workload, self.plan.params(point), point.group)
+                self._measure(whole, self._encoded(whole), point)
         self.tell("done", 1.0)
         return self.report()
 
@@ -132,9 +93,10 @@ class Runner:
         for cell in list(self._open):
             self._close(cell)
         places = [w.name for w in self._workloads]
-        rows = sorted(self._rows, key=lambda r: (places.index(r.workload), r.draft != PLAIN))
-        settings = self.plan.settings
-        return Report(tuple(rows), tuple(self._divergences), tuple(self._workloads), settings, self.provenance, interrupted)
+        points = self.plan.points
+        rows = sorted(self._rows, key=lambda r: (places.index(r.workload), points.index(r.point), r.draft != PLAIN))
+        asked = tuple(Asked.of(w) for w in self._workloads)
+        return Report(tuple(rows), tuple(self._divergences), asked, self.plan.settings, self.provenance, interrupted)
 
     def _encoded(self, workload: Workload) -> list[list[int]]:
         """Token ids of all prompts. `BadInput` names one that the context cannot hold."""
@@ -147,25 +109,26 @@ class Runner:
                 )
         return prompts
 
-    def _measure(self, workload: Workload, prompts: list[list[int]]) -> None:
-        """All drafters on one workload. The row of plain decoding is made of the plain runs beside theirs."""
+    def _measure(self, workload: Workload, prompts: list[list[int]], point: Point) -> None:
+        """All drafters on one workload, under one set of conditions. The row of plain decoding is made of the plain runs beside
+        theirs."""
         self._reference = []
-        plain = Cell(workload, prompts, Name(PLAIN, PLAIN))
+        plain = Cell(workload, prompts, Name(PLAIN, PLAIN, point))
         self._open = [plain]
-        for draft in self.plan.drafters:
-            cell = Cell(workload, prompts, Name(draft, draft))
+        for draft, depth in self.plan.arms:
+            cell = Cell(workload, prompts, Name(draft, draft, point, depth))
             self._open = [cell, plain]
             self._pairs(cell, plain)
             self._close(cell)
-        if not self.plan.drafters:
-            plain.warmup = self._run(plain, prompts[: self.plan.batch]).seconds
+        if not self.plan.arms:
+            plain.warmup = self._run(plain, prompts[: point.group]).seconds
             for _ in range(self.plan.repeats):
                 plain.runs.append(self._run(plain, prompts))
         self._close(plain)
 
     def _pairs(self, cell: Cell, plain: Cell) -> None:
         """Warm-ups, then pairs; a pair counts when both its runs are there."""
-        first = cell.prompts[: self.plan.batch]
+        first = cell.prompts[: cell.point.group]
         plain.warmup = self._run(plain, first).seconds
         cell.warmup = self._run(cell, first).seconds
         for i in range(self.plan.repeats):
@@ -181,24 +144,40 @@ class Runner:
 
     def _run(self, cell: Cell, prompts: list[list[int]]) -> Run:
         """One pass over the prompts, group by group, timed. What the first plain one says is what all must say."""
-        self.tell(f"{cell.workload.name}: {cell.who.draft}", self._done / self.plan.runs)
+        self.tell(self._title(cell), self._done / self.plan.runs)
         self._done += 1
         self._prepare(cell, prompts)
-        run, sinks = Run(), self.llm.engine.sinks
+        run, sinks = Run(open=cell.point.rate is not None), self.llm.engine.sinks
         sinks.append(run.hear)
+        self._gauge.start()
         try:
-            for group in _groups(prompts, self.plan.batch):
+            for group in _groups(prompts, cell.point.batch or len(prompts)):
                 self._wait()
                 begin = self.clock()
-                run.results += self.llm.generate(group, self.plan.params)
+                run.results += self._answer(cell, group, run)
                 self._wait()
                 run.seconds += self.clock() - begin
         finally:
             sinks.remove(run.hear)
+        run.usage = self._gauge.stop()
         self._check(cell, run)
         if cell.who.draft == PLAIN and len(run.results) > len(self._reference):
             self._reference = run.results
         return run
+
+    def _title(self, cell: Cell) -> str:
+        """What is being run, with the conditions if there are several."""
+        depth = "" if cell.who.depth is None else f", depth {cell.who.depth}"
+        point = f", {cell.point}" if len(self.plan.points) > 1 else ""
+        return f"{cell.workload.name}: {cell.who.draft}{depth}{point}"
+
+    def _answer(self, cell: Cell, group: list[list[int]], run: Run) -> list[Result]:
+        """Answers to prompts that are asked together, or one by one as they come."""
+        params, rate = self.plan.params(cell.point, cell.who.depth), cell.point.rate
+        if rate is None:
+            return self.llm.generate(group, params)
+        at = traffic.arrivals(len(group), rate, self.plan.seed)
+        return traffic.play(self.llm, group, params, at, run.times)
 
     def _prepare(self, cell: Cell, prompts: list[list[int]]) -> None:
         """The drafter, fresh, with a few tokens behind it. One that replays answers is told them."""
@@ -209,9 +188,10 @@ class Runner:
         cell.who = dataclasses.replace(cell.who, drafter=drafter.name, synthetic=isinstance(drafter, Replayer))
         if isinstance(drafter, Replayer):
             for result in self._reference:
-                drafter.record(result.prompt_token_ids, self.plan.params, result.token_ids)
-        few = dataclasses.replace(self.plan.params, max_tokens=min(FIRST_TOKENS, self.plan.max_tokens))
-        self.llm.generate(list(prompts[: self.plan.batch]), few)
+                drafter.record(result.prompt_token_ids, self.plan.params(cell.point), result.token_ids)
+        params = self.plan.params(cell.point, cell.who.depth)
+        few = dataclasses.replace(params, max_tokens=min(FIRST_TOKENS, self.plan.max_tokens))
+        self.llm.generate(list(prompts[: cell.point.group]), few)
 
     def _check(self, cell: Cell, run: Run) -> None:
         """Note a drafter that was switched off; `OutriderError` for an answer that ended in an error of its own."""
@@ -251,13 +231,14 @@ class Runner:
         at = compare.divergence(want.token_ids, got.token_ids)
         at = len(want.token_ids) if at is None else at
         ours, theirs = (r.token_ids[at] if at < len(r.token_ids) else None for r in (want, got))
-        request = self.llm._request(list(want.prompt_token_ids), self.plan.params)
+        request = self.llm._request(list(want.prompt_token_ids), self.plan.params(cell.point))
         request.tokens += want.token_ids[:at]
         target = self.llm.engine.target
         assert isinstance(target, ModelTarget)
         judged = compare.judge(target, request, ours, theirs)
+        where = dataclasses.asdict(cell.point) | {"depth": cell.who.depth}
         name, draft = cell.workload.name, cell.who.draft
-        return Divergence(name, draft, prompt + 1, at, ours, theirs, judged.near_tie, judged.gap)
+        return Divergence(name, draft, prompt + 1, at, ours, theirs, judged.near_tie, judged.gap, **where)
 
 
 def _groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:

@@ -63,9 +63,13 @@ def summary(report: Report) -> tuple[Line, ...]:
     """Spec-Bench's table: a line per task and drafter, then `overall`; empty if the report has none of its workloads."""
     ours = {w.name for w in report.workloads if w.source.startswith(PREFIX)}
     rows = [row for row in report.rows if row.workload in ours]
-    drafts = dict.fromkeys(row.draft for row in rows)
-    every = [("overall", [row for row in rows if row.draft == draft]) for draft in drafts]
+    cells = dict.fromkeys(_cell(row) for row in rows)
+    every = [("overall", [row for row in rows if _cell(row) == cell]) for cell in cells]
     return tuple(_line(task, group) for task, group in ([(row.workload, [row]) for row in rows] + every))
+
+
+def _cell(row: Row) -> tuple[object, ...]:
+    return row.draft, row.temperature, row.batch, row.rate, row.depth
 
 
 def _line(task: str, rows: Sequence[Row]) -> Line:
@@ -74,4 +78,4 @@ def _line(task: str, rows: Sequence[Row]) -> Line:
     plain = sum(r.questions * r.plain_question_speed for r in rows) / questions
     ratio = None if rows[0].speedup is None or not plain else speed / plain
     tokens = sum(r.tokens for r in rows) / rounds if rounds else 0.0
-    return Line(task, rows[0].draft, questions, tokens, speed, plain, ratio)
+    return Line(task, rows[0].label if rows[0].depth is not None else rows[0].draft, questions, tokens, speed, plain, ratio)

@@ -21,8 +21,9 @@ from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
 from ..protocols import Knob
+from .plan import Plan
 from .report import Row
-from .runner import Plan, Runner, Tell
+from .runner import Runner, Tell
 from .workloads import Workload
 
 CONTROL = "fixed"
@@ -259,8 +260,8 @@ class Tuner:
     def measure(self, spec: str, workload: Workload, repeats: int) -> Row:
         """Against plain decoding, in turns."""
         s = self.sizes
-        plan = Plan((spec,), (workload,), s.max_tokens, s.temperature, self.seed, repeats)
-        report = Runner(self.llm, replace(plan, control=CONTROL)).run()
+        plan = Plan((spec,), (workload,), s.max_tokens, (s.temperature,), seed=self.seed, repeats=repeats, control=CONTROL)
+        report = Runner(self.llm, plan).run()
         return next(row for row in report.rows if row.speedup is not None)
 
 

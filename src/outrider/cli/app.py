@@ -7,6 +7,7 @@ import typer
 from .audit import audit
 from .bench import bench
 from .chat import chat
+from .compare import compare
 from .demo import demo
 from .doctor import doctor
 from .export import export
@@ -32,6 +33,7 @@ app.command(epilog="Example: outrider chat --draft auto --seed 7")(guarded(chat)
 app.command(epilog="Example: outrider demo --max-tokens 200")(guarded(demo))
 app.command(epilog="Example: outrider audit --draft ngram --prompts 8")(guarded(audit))
 app.command(epilog="Example: outrider bench --draft ngram --workload code --workload repetitive --limit 3")(guarded(bench))
+app.command(epilog="Example: outrider compare before.json after.json --fail-on-slower --tolerance 0.03")(guarded(compare))
 app.command(epilog="Example: outrider tune layer_skip --workload code --trials 100")(guarded(tune))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))

@@ -3,44 +3,72 @@
 from __future__ import annotations
 
 import json as jsonlib
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import BadInput
 from . import options as o
+from . import sweeps
 from .audit import progress
+from .bundle import Bundle
 from .drafters import AUTO, HELP, check_draft, describe_drafters
 from .guard import say
+from .sweeps import values
 from .workloads import Prompts, Workloads, columns, gathered, show_spec_bench
 
 if TYPE_CHECKING:
-    from ..bench.numbers import Speedup
+    from ..bench.plan import Plan
     from ..bench.report import Report, Row
-    from ..bench.runner import Plan
     from ..bench.workloads import Workload
 
 PLAIN = "none"
+QUICK = {"max_tokens": 48, "repeats": 3}
+USUAL = {"max_tokens": 128, "repeats": 3}
+EVERY, QUICK_PROMPTS = "all", 3
 Drafts = Annotated[
     list[str],
     typer.Option(
         "--draft", metavar="SPEC", help="A drafter to measure (repeatable; default: none and auto); 'help' lists them all."
     ),
 ]
-Repeats = Annotated[int, typer.Option(min=1, help="Pairs of runs, plain and drafted; an interval needs two or more.")]
-Batch = Annotated[int, typer.Option(min=1, help="How many prompts are answered together.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload, the first ones.")]
-Output = Annotated[str | None, typer.Option(metavar="PATH", help="Write the JSON object to a file as well.")]
-Seed = Annotated[int, typer.Option(min=0, help="The seed of every request.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens per answer (default: 128).", show_default=False)]
+Repeats = Annotated[
+    int | None,
+    typer.Option(min=1, help="Pairs of runs, plain and drafted; an interval needs two or more (default: 3).", show_default=False),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload.")]
+Temperatures = Annotated[str, typer.Option("--temperature", metavar="T[,T...]", help="0 is greedy; 1 the model's own law.")]
+Depths = Annotated[
+    str | None,
+    typer.Option("--depth", metavar="N[,N...]", help="Make every drafter look ahead just so far (default: as far as it pays)."),
+]
+Batches = Annotated[
+    str | None,
+    typer.Option("--batch", metavar="N[,N...]", help="How many prompts are answered together (default: 1).", show_default=False),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option("--rate", metavar="R[,R...]", help="Requests per second that arrive by themselves (Poisson), like 2/s."),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="A first impression of every workload: 3 prompts, 48 tokens. Minutes on 2 CPU cores.")
+]
+Output = Annotated[
+    str | None,
+    typer.Option(metavar="PATH", help="Write the JSON object to PATH.json; or result.json and result.html into a folder."),
+]
+Html = Annotated[str | None, typer.Option(metavar="FILE", help="Write the result as one page that needs nothing else.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of every request, and of the times at which they arrive.")]
 
 LEGEND = """tok/s: tokens written per second, prompts included, median of the runs
 speed-up: tok/s over that of plain decoding beside it, median of the pairs [95 % interval]; LOSS where all of it lies below 1
 tau: tokens per pass of the model (1 is plain decoding); alpha: share of the guesses that were right
 d/v/o: percent of the time spent drafting, verifying, and on the rest
+first, next ms: wait for the first token, and for each further one; median/99th percentile
 equal: answers that were token for token the plain ones, of those compared"""
-HEAD = ("workload", "drafter", "tok/s", "speed-up", "tau", "alpha", "d/v/o %", "equal", "")
-LEFT = (0, 1, 8)
+HEAD = ("workload", "drafter", "tok/s", "speed-up", "tau", "alpha", "d/v/o %", "first ms", "next ms", "equal", "")
+LEFT = (0, 1, 10)
+BY_RATE = "where requests arrive by themselves, speed-up compares how long answers take; tok/s then follows the arrivals"
 ON_GPU = "on a GPU, verifying is the device's time where rounds are captured; what host and device do at once counts once"
 SYNTHETIC = "* not a real drafter: it replays known answers, to show what guesses of such a quality would bring"
 
@@ -53,32 +81,39 @@ def bench(
     dtype: o.Dtype = "auto",
     quantize: o.Quantize = "none",
     threads: o.Threads = None,
-    max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
+    max_tokens: MaxTokens = None,
+    temperature: Temperatures = "0",
+    depth: Depths = None,
+    batch: Batches = None,
+    rate: Rates = None,
     seed: Seed = 0,
-    repeats: Repeats = 3,
-    batch: Batch = 1,
+    repeats: Repeats = None,
     control: o.Control = "goodput",
     limit: Limit = None,
     prompts: Prompts = None,
+    quick: Quick = False,
     json: o.Json = False,
     output: Output = None,
+    html: Html = None,
     debug: o.Debug = False,
 ) -> None:
     """Measure drafters against plain decoding in the same run, text by text the same. Exit status 1 if a text differs.
 
-    Six workloads of ten prompts each take a while on a CPU: --limit 3 --workload code gives a first impression."""
+    All prompts of all workloads take long on a CPU: --quick gives a first impression. Options that take several values are
+    combined, every one with every other, and each combination is a row. docs/benchmarking.md explains all numbers."""
     if HELP in draft:
         typer.echo(describe_drafters())
         return
-    sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
-    plan = _plan(draft or [PLAIN, AUTO], gathered(workload, prompts), sizes | {"limit": limit, "control": control})
-    _check_output(output)
+    given = {"max_tokens": max_tokens, "repeats": repeats}
+    sizes = (QUICK if quick else USUAL) | {name: value for name, value in given.items() if value is not None}
+    asked = gathered(workload or ([EVERY] if quick else []), prompts or (QUICK_PROMPTS if quick else None))
+    sweep = _sweep(temperature, depth, batch, rate)
+    plan = _plan(draft or [PLAIN, AUTO], asked, sizes | sweep | {"limit": limit, "seed": seed, "control": control})
+    bundle = Bundle.of(output, html)
     report = _measure(
         plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
     )
-    if output is not None:
-        _write(output, report)
+    bundle.write(report)
     if json:
         typer.echo(jsonlib.dumps(report.as_json()))
     else:
@@ -89,9 +124,20 @@ def bench(
         raise typer.Exit(1)
 
 
+def _sweep(temperature: str, depth: str | None, batch: str | None, rate: str | None) -> dict[str, Any]:
+    """The plan's values of the options that take several. Without a batch size, rates are measured alone."""
+    rates = () if rate is None else values("--rate", rate, sweeps.rate)
+    return {
+        "temperatures": values("--temperature", temperature, float),
+        "depths": (None,) if depth is None else values("--depth", depth, int),
+        "batches": values("--batch", batch or "1", int) if batch is not None or not rates else (),
+        "rates": rates,
+    }
+
+
 def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, Any]) -> Plan:
     """All that can be wrong with a request is found before a model is loaded for it."""
-    from ..bench.runner import Plan
+    from ..bench.plan import Plan
     from ..registry import lacks, parse
 
     for draft in drafts:
@@ -99,7 +145,8 @@ def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, A
         if draft != AUTO and not lacks(draft, "path"):  # which may be found once the model is known
             parse(draft)
     plan = Plan(tuple(drafts), workloads, **sizes)
-    assert plan.params  # checks what SamplingParams checks
+    for point in plan.points:
+        plan.params(point)  # checks what SamplingParams checks
     return plan
 
 
@@ -117,94 +164,49 @@ def _measure(plan: Plan, options: o.ModelOptions) -> Report:
             return runner.report(interrupted=True)
 
 
-def _check_output(output: str | None) -> None:
-    """`BadInput` now rather than after an hour of measuring."""
-    if output is None:
-        return
-    path = Path(output)
-    if path.is_dir() or not path.parent.is_dir():
-        raise BadInput(f"--output {output}: give a file in a directory that exists")
-
-
-def _write(output: str, report: Report) -> None:
-    try:
-        Path(output).write_text(jsonlib.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        say(f"warning: cannot write {output}: {error.strerror or error}; the object follows on standard error")
-        say(jsonlib.dumps(report.as_json()))
-
-
 def show(report: Report) -> None:
     """The table with its legend, and what must be said in words: losses, divergences, what is not a real drafter."""
+    from ..bench import words
+
     if not report.rows:
         say("nothing was measured yet")
         return
     _table(report)
     typer.echo("\n" + LEGEND)
+    if any(r.rate is not None for r in report.rows):
+        typer.echo(BY_RATE)
     if not str(report.provenance.get("device", "cpu")).startswith("cpu"):
         typer.echo(ON_GPU)
     if any(r.synthetic for r in report.rows):
         typer.echo(SYNTHETIC)
-    typer.echo("\n" + "\n".join(sentences(report)))
+    typer.echo("\n" + words.headline(report).text + "\n\nWhere speculation loses:")
+    said = [*words.losses(report), *words.different(report), words.sameness(report), *words.notes(report)]
+    typer.echo("\n".join(said))
     show_spec_bench(report)
 
 
 def _table(report: Report) -> None:
-    columns([HEAD, *(cells(row) for row in report.rows)], LEFT)
+    columns([HEAD, *(cells(row, report) for row in report.rows)], LEFT)
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row, report: Report) -> tuple[str, ...]:
     """A row of the table."""
-    name = (f"{row.draft} ({row.drafter})" if row.draft == AUTO else row.draft) + ("*" if row.synthetic else "")
-    s = row.speedup
+    from ..bench import words
+
+    s, waits = row.speedup, row.latency
     parts = (row.draft_seconds, row.verify_seconds, row.other_seconds)
     shares = "/".join(f"{100 * p / row.seconds:.0f}" for p in parts) if row.seconds else ""
     said = {"loses": "LOSS", "gains": "", None: ""}.get(row.verdict, "unclear")
     notes = [said, "" if row.drafted or s is None else "no guesses", "switched off" if row.note else ""]
     return (
-        row.workload,
-        name,
+        words.place(row, report),
+        row.label,
         f"{row.tokens_per_second:.1f}",
-        "" if s is None else f"{s.median:.2f} {_spread(s)}".rstrip(),
+        "" if s is None else f"{s.median:.2f} {words.interval(s)}".rstrip(),
         f"{row.tau:.2f}",
         f"{row.alpha:.0%}" if row.drafted else "",
         shares,
+        *(f"{1000 * w.p50:.0f}/{1000 * w.p99:.0f}" if w is not None else "" for w in (waits.first_token, waits.inter_token)),
         f"{row.equal}/{row.compared}" if row.equal == row.compared else f"{row.equal}/{row.compared} DIFFER",
         ", ".join(n for n in notes if n),
     )
-
-
-def _spread(speedup: Speedup) -> str:
-    """The interval; that of two pairs that disagree reaches far, which three digits show as well as nine."""
-    if speedup.low is None or speedup.high is None:
-        return ""
-    high = f"{speedup.high:.2f}" if speedup.high < 100 else "100+"
-    return f"[{speedup.low:.2f}, {high}]"
-
-
-def sentences(report: Report) -> list[str]:
-    """What a reader must not overlook."""
-    lines = []
-    for row in report.losses:
-        assert row.speedup is not None and row.speedup.high is not None
-        lines.append(
-            f"LOSS: on {row.workload}, {row.draft} is slower than plain decoding: {row.speedup.median:.2f} times its speed, "
-            f"at most {row.speedup.high:.2f}; do not speculate there"
-        )
-    if any(row.speedup is not None for row in report.rows) and not report.losses:
-        lines.append("no drafter was slower than plain decoding beyond doubt")
-    lines += [f"{row.workload}, {row.draft}: {row.note}; its numbers are not the drafter's" for row in report.rows if row.note]
-    for d in report.divergences:
-        kind = "near-tie, decided by rounding" if d.near_tie else "FAULT"
-        lines.append(
-            f"DIFFERENT TEXT ({kind}): {d.workload}, {d.draft}, prompt {d.prompt}: token {d.position} is {d.got} instead of "
-            f"{d.want}; gap between the two best scores {d.gap:.2g}"
-        )
-    drafted = [r for r in report.rows if r.speedup is not None] or report.rows
-    same, compared = sum(r.equal for r in drafted), sum(r.compared for r in drafted)
-    lines.append(
-        f"{same} of {compared} answers are those of plain decoding" + ("" if report.ok else ", which must be all of them")
-    )
-    if report.interrupted:
-        lines.append("interrupted: this is what was measured by then")
-    return lines

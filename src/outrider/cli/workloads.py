@@ -19,7 +19,7 @@ Workloads = Annotated[
         "--workload",
         metavar="NAME|FILE",
         help="A workload by name ('all' for every one), a file of prompts, requests or conversations (.jsonl, .json, .txt), or "
-        "spec_bench:FILE (repeatable; default: ten prompts each of code, chat, summarise, question, creative, repetitive).",
+        "spec_bench:FILE (repeatable; default: ten each of code, chat, summarise, question, creative, repetitive).",
     ),
 ]
 Prompts = Annotated[int | None, typer.Option(min=1, help="So many prompts of each workload, evenly spread and always the same.")]
@@ -47,7 +47,9 @@ def show_spec_bench(report: Report) -> None:
         for e in summary(report)
     ]  # fmt: skip
     if lines:
-        batch = "" if report.settings["batch"] == 1 else "; NOT its protocol, which asks one question at a time (--batch 1)"
+        batch = (
+            "" if {r.batch for r in report.rows} == {1} else "; NOT its protocol, which asks one question at a time (--batch 1)"
+        )
         typer.echo(f"\nSpec-Bench: mean accepted tokens per pass; speeds are means over questions, all turns together{batch}")
         columns([SPEC_BENCH, *lines], left=(0, 1))
 
