@@ -69,6 +69,17 @@ Check = Annotated[int | None, typer.Option(min=1, help="Steps between looks at h
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same texts and same training.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Little of everything, to see whether it works.")]
 Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on disk: large.", rich_help_panel=_TRAINING)]
+Gpus = Annotated[
+    int, typer.Option(min=1, help="Train on so many GPUs of this machine, a process each.", rich_help_panel=_TRAINING)
+]
+Shard = Annotated[
+    bool,
+    typer.Option(
+        "--shard",
+        help="Spread the model's layers over the GPUs (one that does not fit beside the drafter).",
+        rich_help_panel=_TRAINING,
+    ),
+]
 Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -118,6 +129,8 @@ def train(
     quick: Quick = False,
     cache: Cache = False,
     finish: Finish = False,
+    gpus: Gpus = 1,
+    shard: Shard = False,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     threads: o.Threads = None,
@@ -137,7 +150,22 @@ def train(
         import torch
 
         torch.set_num_threads(threads)
-    report(_run(_plan(given), until), json)
+    plan = _plan(given)
+    if gpus > 1 and not ranked():
+        raise typer.Exit(_several(gpus, device))
+    report(_run(plan, until), json)
+
+
+def ranked() -> bool:
+    """Whether this process is one of several, and was told which."""
+    return "WORLD_SIZE" in os.environ
+
+
+def _several(gpus: int, device: str) -> int:
+    from ..train import launch
+
+    launch.check(gpus, device)
+    return launch.launch(sys.argv[1:], gpus)
 
 
 def _plan(given: dict[str, Any]) -> Plan:
@@ -165,7 +193,7 @@ def _plan(given: dict[str, Any]) -> Plan:
         **{part: kind(**sizes[part]) for part, kind in again.KINDS.items()},
         command=shlex.join(["outrider", *shown(sys.argv[1:])]),
         **places,
-        **{name: given[name] for name in ("device", "dtype", "cache", "finish")},
+        **{name: given[name] for name in ("device", "dtype", "cache", "finish", "shard")},
     )
 
 

@@ -23,6 +23,7 @@ from ..errors import BadInput, OutOfMemory, OutriderWarning
 from ..llm import LLM
 from ..loading import pick_device, pick_dtype
 from ..models import weights
+from ..models.hf import find_blocks
 from ..protocols import Pupil
 from . import card, tiny
 from .capture import Capture
@@ -39,7 +40,8 @@ PLAIN = "none"
 class Plan:
     """What to train: `method`, as in `NAME[:key=value,...]` with training options, for `model`, into `out` (None: a directory of
     the user's own drafters). `texts`: where the texts are kept (None: a directory that all methods share). `finish`: examine what
-    there is, even if training is not over. `command`: what to tell those who want to do it again."""
+    there is, even if training is not over. `shard`: several ranks share the target's layers, for one that does not fit beside its
+    pupil. `command`: what to tell those who want to do it again."""
 
     method: str
     model: str
@@ -52,6 +54,7 @@ class Plan:
     exam: Exam = field(default_factory=Exam)
     cache: bool = False
     finish: bool = False
+    shard: bool = False
     command: str = ""
 
 
@@ -99,15 +102,22 @@ class Training:
     def run(self) -> Outcome:
         """All steps, as far as there is time."""
         self.ranks = join(self.device)
+        try:
+            return self._run()
+        finally:
+            self.ranks.leave()
+
+    def _run(self) -> Outcome:
         if not self.ranks.first:
             self.tell, self.show = lambda what, share: None, lambda sign: None
         if self.ranks.first and not self.write():
             return self._early("texts")
         if self.ranks.any(self._late(), self.device):
             return self._early("texts")
-        loaded = weights.load(self.source, dtype=self.dtype, device=str(self.device))
+        loaded = self._load()
         corpus = load(self.texts)
         over, trainer = self.train(loaded, corpus)
+        self.ranks.leave()
         if not self.ranks.first:
             return Outcome("done", self.out)
         known = self._judged(trainer)
@@ -121,6 +131,17 @@ class Training:
         run = asdict(trainer.state) | {"recipe": recipe, "total": trainer.total, "over": over}
         del trainer, loaded
         return Outcome("done", self.out, self.judge(corpus, run))
+
+    def _load(self) -> weights.Loaded:
+        """The target: whole, or this rank's share of it."""
+        if not self.plan.shard or self.ranks.world == 1:
+            return weights.load(self.source, dtype=self.dtype, device=str(self.device))
+        loaded = weights.load(self.source, dtype=self.dtype)
+        loaded.model.requires_grad_(False)
+        self.ranks.shard(find_blocks(loaded.model, loaded.name), self.device)
+        module: Any = loaded.model
+        module.to(self.device)
+        return loaded
 
     def write(self) -> bool:
         """The texts; whether there are enough."""
