@@ -25,7 +25,7 @@ from outrider.train.card import PLOT
 from outrider.train.corpus import MANIFEST, read_manifest
 from outrider.train.evaluate import Exam, examine
 from outrider.train.loop import Recipe
-from outrider.train.run import Plan, Training, method, trainable
+from outrider.train.run import Plan, Training, changes_target, method, trainable
 
 from .conftest import WRITING
 
@@ -211,6 +211,27 @@ def test_medusa_goes_the_same_way(home, model, tmp_path):
     ended = go(plan(model, "medusa:heads=2", out=tmp_path / "medusa"))
     assert ended.card["results"][0]["tau"] > 1.2 and len(ended.card["curve"][-1]["acceptance"]) == 2
     assert LLM(model, draft="medusa", device="cpu").drafter_name == "medusa"
+
+
+def test_medusa_2_makes_another_model_and_a_drafter_for_that_one_alone(home, model, loaded, tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=24, check=12)
+    spec = "medusa:lora=2,heads=2,warm=6"
+    assert changes_target(spec) and not changes_target("medusa") and not changes_target("draft_model")
+    made = go(dataclasses.replace(plan(model, spec), recipe=recipe))
+    card = made.card
+    assert card["target_changed_from"] == {"model": "tiny", "fingerprint": loaded.fingerprint}
+    assert card["fingerprint"] != loaded.fingerprint and card["model"] == "tiny-medusa"
+    assert not [e for e in trained.find(loaded.fingerprint) if e.path == made.out]
+    assert [e.path for e in trained.find(card["fingerprint"])] == [made.out]
+    assert card["curve"][-1]["target_kl"] < 0.5 and "is a changed model" in (made.out / "README.md").read_text()
+    assert all(r["equal"] == r["prompts"] for r in card["results"])
+    target = str(made.out / "tiny-medusa")
+    assert weights.fingerprint(weights.resolve(model)) == loaded.fingerprint != weights.fingerprint(weights.resolve(target))
+    assert LLM(target, device="cpu").drafter_name == "medusa"
+    with pytest.warns(OutriderWarning, match="other weights"):
+        LLM(model, draft=f"medusa:path={made.out}", device="cpu").generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+    with pytest.raises(BadInput, match="drop --shard"):
+        go(plan(model, spec, shard=True))
 
 
 def test_eagle_goes_the_same_way(home, model, tmp_path):

@@ -151,9 +151,18 @@ def train(
 
         torch.set_num_threads(threads)
     plan = _plan(given)
+    _warn(plan)
     if gpus > 1 and not ranked():
         raise typer.Exit(_several(gpus, device))
     report(_run(plan, until), json)
+
+
+def _warn(plan: Plan) -> None:
+    from ..train.renewal import WARNING
+    from ..train.run import changes_target
+
+    if changes_target(plan.method) and os.environ.get("RANK", "0") == "0":
+        say("warning: " + WARNING.format(model=plan.model))
 
 
 def ranked() -> bool:
@@ -245,6 +254,11 @@ def report(outcome: Outcome, json: bool) -> None:
         return
     for line in table(outcome.card["results"]):
         typer.echo("  ".join(f"{cell:>{width}}" for cell, width in zip(line, (4, 12, 10, 8, 10), strict=True)))
+    if outcome.card.get("target_changed_from"):
+        place = outcome.out / outcome.card["model"]
+        typer.echo(f"the new target is in {place}, which is ANOTHER MODEL than {outcome.card['target_changed_from']['model']};")
+        typer.echo(f"its drafter is in {outcome.out}; --draft auto finds it with --model {place}")
+        return
     typer.echo(f"the drafter is in {outcome.out}; --draft auto finds it, and so does --draft {outcome.card['method']}")
 
 

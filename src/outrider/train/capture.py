@@ -54,7 +54,7 @@ class Capture:
         counts = nn.functional.pad(counts, (0, first.weight.shape[0] - len(counts)))
         config = self.model.config.get_text_config().to_dict()
         rows = (first.weight.detach(), last.weight.detach())
-        return Teacher(self.loaded.name, config, rows[0], rows[1], counts.to(self.device), self.loaded.fingerprint)
+        return Teacher(self.loaded.name, config, *rows, counts.to(self.device), self.loaded.fingerprint, self.model)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:

@@ -24,8 +24,8 @@ from ..llm import LLM
 from ..loading import pick_device, pick_dtype
 from ..models import weights
 from ..models.hf import find_blocks
-from ..protocols import Pupil
-from . import card, tiny
+from ..protocols import Pupil, Renewal
+from . import card, renewal, tiny
 from .capture import Capture
 from .corpus import Corpus, load, matching
 from .data import Tell, Writer, Writing
@@ -82,6 +82,13 @@ def method(spec: str) -> tuple[str, type, dict[str, Any]]:
     return name, cls, values if made is None else asdict(made)
 
 
+def changes_target(spec: str) -> bool:
+    """Whether training so makes another model of the target. Raises like `method`."""
+    _, cls, options = method(spec)
+    kind: Any = getattr(cls, "Training", None)
+    return kind is not None and bool(getattr(kind(**options), "changes_target", False))
+
+
 class Training:
     """One plan on its way. `tell` hears of texts and examination, `show` of every training step. `until` as `time.monotonic`."""
 
@@ -93,10 +100,14 @@ class Training:
         self.dtype = pick_dtype(plan.dtype, self.device)
         self.source = weights.fetch(weights.resolve(self.model))
         self.fingerprint = weights.fingerprint(self.source)
-        self.out = plan.out or trained.home() / "drafters" / f"{self.source.name}-{self.name}-{self.fingerprint[:8]}"
+        kind = f"{self.name}-joint" if changes_target(plan.method) else self.name
+        self.out = plan.out or trained.home() / "drafters" / f"{self.source.name}-{kind}-{self.fingerprint[:8]}"
         if "," in str(self.out):
             raise BadInput(f"{self.out}: a drafter's directory must not have a comma in its name, which parts a spec's options")
+        if plan.shard and changes_target(plan.method):
+            raise BadInput("a target that is changed by its training must be whole on every GPU: drop --shard")
         self.texts = plan.texts or self._shared()
+        self.was: dict[str, str] = {}
         self.ranks = Ranks()
 
     def run(self) -> Outcome:
@@ -124,6 +135,8 @@ class Training:
         if over and known is not None:
             return Outcome("done", self.out, known)
         trainer.finish()
+        if isinstance(trainer.pupil, Renewal):
+            self._renew(trainer.pupil, loaded)
         self._save(trainer.pupil)
         if (not over or self._late()) and not self.plan.finish:
             return Outcome("examination" if over else "training", self.out)
@@ -180,6 +193,7 @@ class Training:
             "fingerprint": self.fingerprint,
             "tau": scores[0].tau,
             "options": self.options,
+            "target_changed_from": self.was,
             "results": [asdict(s) for s in scores],
             "data": {k: v for k, v in corpus.manifest.items() if k != "shards"},
             "exam": asdict(self.plan.exam),
@@ -205,6 +219,13 @@ class Training:
             text = f"--draft auto will not find the drafter: {trained.home()} cannot be written ({error}); name it by its path"
             warnings.warn(text, OutriderWarning, stacklevel=2)
         return made
+
+    def _renew(self, pupil: Renewal, loaded: weights.Loaded) -> None:
+        """From here on the target is the one that came out of training."""
+        self.was = {"model": self.source.name, "fingerprint": self.fingerprint}
+        place = self.out / f"{self.source.name}-{self.name}"
+        self.fingerprint = renewal.publish(pupil, loaded, place)
+        self.model, self.source = str(place), weights.resolve(str(place))
 
     def _save(self, pupil: Pupil) -> None:
         """The drafter's files, each as a whole."""
