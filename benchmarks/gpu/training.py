@@ -69,7 +69,7 @@ def made(args: argparse.Namespace, directory: Path) -> Trainer:
     _, cls, options = method(args.method)
     build: Any = cls
     pupil = build.pupil(capture.teacher(corpus.counts(capture.vocabulary)), options)
-    capture = Capture(capture.loaded, pupil.features)
+    capture = Capture(capture.loaded, pupil.features, keep=args.keep)
     recipe = Recipe(steps=10**6, check=10**6, batch_tokens=args.batch_tokens, longest=args.length, save_minutes=1e6)
     return Trainer(pupil, capture, corpus, recipe, directory)
 
@@ -125,6 +125,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=600, help="longest text")
     parser.add_argument("--texts", type=int, default=2_000_000, help="tokens of text to make up")
     parser.add_argument("--steps", type=int, default=8, help="steps with halts")
+    parser.add_argument("--keep", action="store_true", help="states stay in memory; --texts must last less than --seconds")
     parser.add_argument("--trace", default="")
     parser.add_argument("--json", default="")
     args = parser.parse_args()

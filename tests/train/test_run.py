@@ -247,6 +247,14 @@ def test_features_kept_on_disk_give_the_same_run(done, model, tmp_path):
     assert kept.card["curve"][-1]["loss"] == pytest.approx(done.card["curve"][-1]["loss"], rel=0.05)
 
 
+def test_states_kept_in_memory_give_the_same_run_as_far_as_there_is_room(done, model, tmp_path, monkeypatch):
+    kept = go(plan(model, keep=True, out=tmp_path / "kept"))
+    assert kept.card["curve"][-1]["loss"] == pytest.approx(done.card["curve"][-1]["loss"], rel=1e-3)
+    monkeypatch.setattr(runs, "free_memory", lambda device: 2**16)
+    with pytest.raises(BadInput, match=r"--keep needs .* GiB"):
+        go(plan(model, keep=True, out=tmp_path / "more"))
+
+
 def test_from_the_targets_own_layers(home, model, tmp_path):
     """`init`: evenly spread layers of a model to begin with; own rows too."""
     recipe = dataclasses.replace(RECIPE, rate=1e-4, steps=5)

@@ -69,6 +69,10 @@ Check = Annotated[int | None, typer.Option(min=1, help="Steps between looks at h
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same texts and same training.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Little of everything, to see whether it works.")]
 Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on disk: large.", rich_help_panel=_TRAINING)]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep the model's states in the device's memory for later epochs.", rich_help_panel=_TRAINING),
+]
 Gpus = Annotated[
     int, typer.Option(min=1, help="Train on so many GPUs of this machine, a process each.", rich_help_panel=_TRAINING)
 ]
@@ -128,6 +132,7 @@ def train(
     seed: Seed = 0,
     quick: Quick = False,
     cache: Cache = False,
+    keep: Keep = False,
     finish: Finish = False,
     gpus: Gpus = 1,
     shard: Shard = False,
@@ -202,7 +207,7 @@ def _plan(given: dict[str, Any]) -> Plan:
         **{part: kind(**sizes[part]) for part, kind in again.KINDS.items()},
         command=shlex.join(["outrider", *shown(sys.argv[1:])]),
         **places,
-        **{name: given[name] for name in ("device", "dtype", "cache", "finish", "shard")},
+        **{name: given[name] for name in ("device", "dtype", "cache", "keep", "finish", "shard")},
     )
 
 

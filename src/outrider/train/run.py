@@ -23,6 +23,7 @@ from ..errors import BadInput, OutOfMemory, OutriderWarning
 from ..llm import LLM
 from ..loading import pick_device, pick_dtype
 from ..models import weights
+from ..models.footprint import free_memory
 from ..models.hf import find_blocks
 from ..protocols import Pupil, Renewal
 from . import card, renewal, tiny
@@ -34,6 +35,8 @@ from .loop import Recipe, Sign, Trainer
 from .ranks import Ranks, join, local_device
 
 PLAIN = "none"
+_SHARE = 0.7
+"""Of the free memory, what may hold kept states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Plan:
     recipe: Recipe = field(default_factory=Recipe)
     exam: Exam = field(default_factory=Exam)
     cache: bool = False
+    keep: bool = False
     finish: bool = False
     shard: bool = False
     command: str = ""
@@ -175,11 +179,22 @@ class Training:
         capture = Capture(loaded)
         build: Any = self.cls
         pupil: Pupil = build.pupil(capture.teacher(corpus.counts(capture.vocabulary)), self.options)
-        if set(pupil.features) - set(capture.features) or self.plan.cache:
-            capture = Capture(loaded, pupil.features, self.texts / "features" if self.plan.cache else None)
+        if set(pupil.features) - set(capture.features) or self.plan.cache or self.plan.keep:
+            cache = self.texts / "features" if self.plan.cache else None
+            capture = Capture(loaded, pupil.features, cache, self.plan.keep)
+        if self.plan.keep:
+            self._has_room(capture.size(corpus, self.plan.recipe.longest))
         trainer = Trainer(pupil, capture, corpus, self.plan.recipe, self.out / "run", self.ranks)
         trainer.resume({"method": self.name, "options": self.options, "fingerprint": self.fingerprint})
         return trainer.run(self.show, self.until), trainer
+
+    def _has_room(self, size: int) -> None:
+        free = free_memory(self.device)
+        if size > free * _SHARE:
+            raise BadInput(
+                f"--keep needs {size / 2**30:.1f} GiB for the states of these texts, and {free / 2**30:.1f} GiB are free on "
+                f"{self.device}: drop it, cut texts shorter (--longest), or use --cache"
+            )
 
     def judge(self, corpus: Corpus, run: dict[str, Any]) -> dict[str, Any]:
         """Examine the drafter, write its card, and make it known."""
