@@ -260,7 +260,10 @@ def test_from_the_targets_own_layers(home, model, tmp_path):
     recipe = dataclasses.replace(RECIPE, rate=1e-4, steps=5)
     for options, least in (("layers=2", 1.3), ("layers=0,rows=own", 3.0), ("layers=0,vocab=40", 2.0)):
         made = plan(model, f"draft_model:init={model},{options}", out=tmp_path / options[-6:])
-        assert go(dataclasses.replace(made, recipe=recipe)).card["results"][0]["tau"] > least
+        ended = go(dataclasses.replace(made, recipe=recipe))
+        assert ended.card["results"][0]["tau"] > least
+        assert ended.card["options"]["init"] == "tiny" and str(Path(model).parent) not in (ended.out / "card.json").read_text()
+    assert go(dataclasses.replace(made, recipe=recipe)).card == json.loads((ended.out / "card.json").read_text())
 
 
 def test_a_drafter_that_cannot_draft_gets_no_card(done, llm, monkeypatch):

@@ -212,19 +212,15 @@ def _plan(given: dict[str, Any]) -> Plan:
 
 
 def shown(arguments: Sequence[str]) -> list[str]:
-    """A command line for others to read: of paths, which are nobody's business, the last part."""
+    """A command line for others to read, without directories."""
+    from ..train.card import reduced
+
     out: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
         parts = re.split(r"([=,])", argument)
         places = before if len(parts) == 1 else parts[0]
-        out.append("".join(_last(part, places in _PLACES) for part in parts))
+        out.append("".join(Path(part).name if part and places in _PLACES else reduced(part) for part in parts))
     return out
-
-
-def _last(word: str, place: bool) -> str:
-    path = Path(word).expanduser()
-    local = word.startswith(("/", "./", "../", "~")) or (os.sep in word and not word.startswith("ship/") and path.exists())
-    return path.name or word if place or local else word
 
 
 def on_gpu(device: str) -> bool:

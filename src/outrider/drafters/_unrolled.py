@@ -88,9 +88,13 @@ class Joined(torch.autograd.Function):
 def _square(query: Tensor, pair: Pair, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """Causal attention `[B, H, n, D]`, the logarithm of each row's sum `[B, H, n]`, and what the way back asks for beside."""
     if query.is_cuda:
-        made = torch.ops.aten._scaled_dot_product_flash_attention(query.transpose(1, 2), *pair, 0.0, True, False, scale=scale)
+        made = torch.ops.aten._scaled_dot_product_flash_attention.default(
+            query.transpose(1, 2), *pair, 0.0, True, False, scale=scale
+        )
         return made[0], made[1].float(), tuple(made[2:8])
-    made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query.transpose(1, 2), *pair, 0.0, True, scale=scale)
+    made = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
+        query.transpose(1, 2), *pair, 0.0, True, scale=scale
+    )
     return made[0], made[1].float(), ()
 
 
@@ -99,9 +103,9 @@ def _square_slope(grad: Tensor, query: Tensor, pair: Pair, kept: tuple[Any, ...]
     out, total, *rest = kept
     asked = (grad, query.transpose(1, 2), *pair, out, total)
     if query.is_cuda:
-        aten = torch.ops.aten._scaled_dot_product_flash_attention_backward
+        aten = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
         return tuple(aten(*asked, *rest[:4], 0.0, True, *rest[4:], scale=scale))
-    return tuple(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*asked, 0.0, True, scale=scale))
+    return tuple(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default(*asked, 0.0, True, scale=scale))
 
 
 def _own(query: Tensor, key: Tensor, groups: int, scale: float) -> Tensor:

@@ -4,6 +4,7 @@ for people."""
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,20 @@ def _changed(card: Mapping[str, Any]) -> list[str]:
         f"(weights {was['fingerprint'][:12]}…), from which it was made, and the drafter does not fit that one. `target_kl` and "
         "`target_overlap` in `card.json` tell how far apart the two are on held-out texts."
     ]
+
+
+def reduced(value: Any) -> Any:
+    """The same without directories, which are nobody's business: of every path its last part."""
+    if isinstance(value, Mapping):
+        return {k: reduced(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [reduced(v) for v in value]
+    return value if not isinstance(value, str) or not is_path(value) else Path(value).expanduser().name or value
+
+
+def is_path(word: str) -> bool:
+    """Whether this names a place on this machine; `org/model` and `ship/name` do not, unless there is such a place."""
+    return word.startswith(("/", "./", "../", "~")) or (os.sep in word and Path(word).exists())
 
 
 def _listed(settings: Mapping[str, Any]) -> str:

@@ -207,13 +207,13 @@ class Training:
             "model": self.source.name,
             "fingerprint": self.fingerprint,
             "tau": scores[0].tau,
-            "options": self.options,
+            "options": card.reduced(self.options),
             "target_changed_from": self.was,
             "results": [asdict(s) for s in scores],
             "data": {k: v for k, v in corpus.manifest.items() if k != "shards"},
             "exam": asdict(self.plan.exam),
             "training": {k: v for k, v in run.items() if k not in ("curve", "identity")},
-            "identity": run["identity"],
+            "identity": card.reduced(run["identity"]),
             "curve": run["curve"],
             "command": self.plan.command,
             "provenance": provenance(llm, self.model, [self.plan.command]),
@@ -260,7 +260,7 @@ class Training:
         """The card, if it tells of just this training."""
         try:
             found = dict(json.loads((self.out / trained.CARD).read_text(encoding="utf-8")))
-            same = found["identity"] == trainer.state.identity and found["training"]["step"] == trainer.state.step
+            same = found["identity"] == card.reduced(trainer.state.identity) and found["training"]["step"] == trainer.state.step
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if same else None
