@@ -78,7 +78,9 @@ def whole(trainer: Trainer, seconds: float) -> dict[str, float]:
     """Steps as they are, the first five not counted."""
     seen: list[tuple[float, int]] = []
     trainer.run(lambda sign: seen.append((time.perf_counter(), trainer.state.tokens)), time.monotonic() + seconds)
-    first = max(0, min(5, len(seen) - 2))
+    if len(seen) < 4:
+        raise SystemExit(f"{len(seen)} steps in {seconds:g} s tell nothing: give more --seconds, or fewer --batch-tokens")
+    first = min(5, len(seen) - 3)
     (start, before), (end, after) = seen[first], seen[-1]
     return {
         "steps": len(seen),
