@@ -69,7 +69,7 @@ def made(args: argparse.Namespace, directory: Path) -> Trainer:
     _, cls, options = method(args.method)
     build: Any = cls
     pupil = build.pupil(capture.teacher(corpus.counts(capture.vocabulary)), options)
-    capture = Capture(capture.loaded, pupil.features)
+    capture = Capture(capture.loaded, pupil.features, keep=args.keep)
     recipe = Recipe(steps=10**6, check=10**6, batch_tokens=args.batch_tokens, longest=args.length, save_minutes=1e6)
     return Trainer(pupil, capture, corpus, recipe, directory)
 
@@ -78,7 +78,9 @@ def whole(trainer: Trainer, seconds: float) -> dict[str, float]:
     """Steps as they are, the first five not counted."""
     seen: list[tuple[float, int]] = []
     trainer.run(lambda sign: seen.append((time.perf_counter(), trainer.state.tokens)), time.monotonic() + seconds)
-    first = max(0, min(5, len(seen) - 2))
+    if len(seen) < 4:
+        raise SystemExit(f"{len(seen)} steps in {seconds:g} s tell nothing: give more --seconds, or fewer --batch-tokens")
+    first = min(5, len(seen) - 3)
     (start, before), (end, after) = seen[first], seen[-1]
     return {
         "steps": len(seen),
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=600, help="longest text")
     parser.add_argument("--texts", type=int, default=2_000_000, help="tokens of text to make up")
     parser.add_argument("--steps", type=int, default=8, help="steps with halts")
+    parser.add_argument("--keep", action="store_true", help="states stay in memory; --texts must last less than --seconds")
     parser.add_argument("--trace", default="")
     parser.add_argument("--json", default="")
     args = parser.parse_args()

@@ -270,7 +270,8 @@ class Replayer(Protocol):
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """The target as a trained drafter's builder sees it: its config (as in `config.json`), the fp32 or bf16 weights `[V, H]` of
-    embeddings and vocabulary head, how often each token was written (`counts [V]`, int64), and a hash of the weights."""
+    embeddings and vocabulary head, how often each token was written (`counts [V]`, int64), a hash of the weights, and the module
+    itself for those who change it (see `Renewal`)."""
 
     name: str
     config: Mapping[str, Any]
@@ -278,6 +279,7 @@ class Teacher:
     head: Tensor
     counts: Tensor
     fingerprint: str
+    model: torch.nn.Module | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +314,16 @@ class Pupil(Protocol):
 
     def loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]: ...
     def save(self, directory: Path) -> None: ...
+
+
+@runtime_checkable
+class Renewal(Protocol):
+    """A pupil that changes the target as it learns: a new target comes out, and a drafter of that one alone. `save_target` writes
+    its weights and config; `rename` tells the pupil its name and the hash of its weights before `save`. The options' dataclass
+    (`Training`) says so beforehand by a true `changes_target`."""
+
+    def save_target(self, directory: Path) -> None: ...
+    def rename(self, name: str, fingerprint: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,32 @@ def documented() -> list[list[str]]:
     return [line[line.index("train") :] for line in lines if line[0] in ("outrider", "torchrun")]
 
 
+CARD = {
+    "method": "medusa",
+    "options": {"heads": 2, "rows": "own"},
+    "data": {"taught": 5000, "settings": {"batch": 16, "seed": 3, "temperatures": [0.0, 1.0], "files": ["abc"]}},
+    "training": {"recipe": {"steps": 40, "rate": 1e-3}},
+}
+
+
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
-def test_documented_commands_are_understood(command):
-    """As far as a plan, with nothing loaded."""
-    train = typer.main.get_command(app).commands["train"]
-    given = train.make_context("train", command[1:]).params
-    if given["method"] != "help" and not (given["method"].startswith("ship/") and given["method"][5:] not in again.names()):
-        plan = _plan(given)
-        assert plan.method.partition(":")[0] in trainable()
+def test_documented_commands_are_understood(command, tmp_path):
+    """As far as a plan, with nothing loaded. NAME is any drafter that came with the package, DIR one with a card."""
+    (tmp_path / "card.json").write_text(json.dumps(CARD))
+    for name in again.names() if "ship/NAME" in command else ["NAME"]:
+        words = [word.replace("NAME", name).replace("DIR", str(tmp_path)) for word in command[1:]]
+        given = typer.main.get_command(app).commands["train"].make_context("train", words).params
+        if given["method"] != "help":
+            plan = _plan(given)
+            assert plan.method.partition(":")[0] in trainable()
+
+
+def test_a_card_becomes_the_plan_that_it_tells_of(tmp_path):
+    (tmp_path / "card.json").write_text(json.dumps(CARD))
+    words = [str(tmp_path / "card.json"), "--steps", "50"]
+    plan = _plan(typer.main.get_command(app).commands["train"].make_context("train", words).params)
+    assert (plan.method, plan.recipe.steps, plan.recipe.rate) == ("medusa:heads=2,rows=own", 50, 1e-3)
+    assert (plan.writing.tokens, plan.writing.seed, plan.writing.temperatures, plan.writing.files) == (5000, 3, (0.0, 1.0), ())
 
 
 def test_no_time_at_all(run, home):

@@ -10,8 +10,9 @@ import torch
 from outrider import registry, tree
 from outrider.bench.probes import Replay
 from outrider.config import SamplingParams
-from outrider.drafters._eagle import EaglePupil, EagleTraining, unrolled
+from outrider.drafters._eagle import EaglePupil, EagleTraining
 from outrider.drafters._past import Past
+from outrider.drafters._unrolled import Joined, plain, unrolled
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.hybrid import Hybrid
 from outrider.errors import BadInput, DrafterMismatch
@@ -375,13 +376,25 @@ def test_training_sees_what_drafting_does(kind):
 def test_recomputed_attention_gives_the_same_gradients(monkeypatch):
     found = []
     for limit in (2**26, 1):
-        monkeypatch.setattr("outrider.drafters._eagle._SCORES", limit)
+        monkeypatch.setattr("outrider.drafters._unrolled._SCORES", limit)
         torch.manual_seed(0)
         pupil = EaglePupil(heads.teacher(), EagleTraining(steps=3))
         loss, _ = pupil.loss(lessons(pupil, 3, 12))
         loss.backward()
         found.append(pupil.net.midlayer.self_attn.k_proj.weight.grad)
     assert torch.allclose(*found, atol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_fused_kernels_way_is_that_of_the_definition(steps):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, 9, 6, 8, generator=generator).requires_grad_()
+    flat = [torch.randn(2, 9, 2, 8, generator=generator).requires_grad_() for _ in range(2 * steps)]
+    weights = torch.randn(2, 9, 6, 8, generator=generator)
+    found, wanted = Joined.apply(0.3, query, *flat), plain(query, list(zip(flat[::2], flat[1::2], strict=True)), 0.3)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    slopes = [torch.autograd.grad(x, [query, *flat], weights) for x in (found, wanted)]
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*slopes, strict=True))
 
 
 def test_layers_by_name():

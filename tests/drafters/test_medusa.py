@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from outrider.config import SamplingParams
 from outrider.drafters import _grown
+from outrider.drafters._lora import Lora
 from outrider.drafters._medusa import MedusaPupil, MedusaTraining
 from outrider.drafters.medusa import Medusa
 from outrider.errors import BadInput, BadWeights, DrafterMismatch, ModelNotFound, OutriderWarning
@@ -174,6 +176,24 @@ def test_what_is_saved_is_loaded(options, tmp_path):
     want, got = pupil.heads(hidden), loaded(hidden)
     assert got.shape == (5, 4, options.get("vocab", tiny.VOCAB)) and (ids is None) == ("vocab" not in options)
     assert torch.allclose(want, got, atol=0.15)
+
+
+def test_low_rank_changes_are_in_force_only_while_asked_for():
+    model, tokens = copy.deepcopy(tiny.model(dtype=torch.float32)), torch.arange(2, 14)[None]
+    lora = Lora(model, 2)
+    heads.scrambled(lora)
+    with torch.no_grad():
+        before = model(tokens).logits
+        with lora.applied():
+            changed = model(tokens).logits
+        assert torch.equal(model(tokens).logits, before) and not torch.allclose(changed, before, atol=1e-3)
+        model.load_state_dict(lora.merged(model))
+        assert torch.allclose(model(tokens).logits, changed, atol=1e-4)
+
+
+def test_a_changed_target_needs_the_target():
+    with pytest.raises(BadInput, match="not at hand"):
+        Medusa.pupil(heads.teacher(), {"lora": 2})
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".bin"])

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from outrider.drafters._unrolled import Joined, _pairs, plain
 from outrider.train.data import Writing
 from outrider.train.evaluate import Exam
 from outrider.train.loop import Recipe
@@ -43,6 +45,20 @@ def test_from_nothing_to_a_card(place: Path, spec: str) -> None:
     assert last["loss"] < first["loss"]
     for score in ended.card["results"]:
         assert score["equal"] == score["prompts"] == 16 and score["acceptance_rate"] > 0
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_attention_of_training_is_that_of_the_definition(steps: int) -> None:
+    """bf16 by the fused kernel against fp32 by the formula, forward and back."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 200, 9, 64), *[(3, 200, 3, 64)] * (2 * steps)]
+    made = [torch.randn(shape, generator=generator).cuda().bfloat16().requires_grad_() for shape in shapes]
+    exact = [x.detach().float().requires_grad_() for x in made]
+    weights = torch.randn(shapes[0], generator=generator).cuda()
+    found, wanted = Joined.apply(0.125, *made), plain(exact[0], _pairs(exact[1:]), 0.125)
+    slopes = torch.autograd.grad(found, made, weights.bfloat16()), torch.autograd.grad(wanted, exact, weights)
+    for got, want in zip((found, *slopes[0]), (wanted, *slopes[1]), strict=True):
+        assert float((got.float() - want).norm() / want.norm()) < 1e-2
 
 
 def test_the_models_own_layers_guess_what_the_model_says(place: Path) -> None:

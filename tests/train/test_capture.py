@@ -48,6 +48,20 @@ def test_cached_features_are_those_that_were_computed(loaded, corpus, tmp_path, 
         assert not again.features[name][1, int(corpus.lengths[0]) :].any()
 
 
+def test_kept_features_need_no_second_pass(loaded, corpus, monkeypatch):
+    made = Capture(loaded, NAMES, keep=True)
+    first = [made.lesson(corpus, indices, 30) for indices in ([3, 0], [5])]
+    assert sum(t.nbytes for kept in made.kept.values() for t in kept.values()) == made.size(
+        dataclasses.replace(corpus, lengths=corpus.lengths[[3, 0, 5]]), 30
+    )
+    monkeypatch.setattr(made, "run", lambda tokens: pytest.fail("a pass"))
+    again = made.lesson(corpus, [5, 3], 30)
+    for name in NAMES:
+        length = int(again.real[1].sum())
+        assert torch.equal(again.features[name][1, :length], first[0].features[name][0, :length])
+        assert torch.equal(again.features[name][0, : int(again.real[0].sum())], first[1].features[name][0])
+
+
 def test_a_cache_without_room(loaded, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OutOfMemory, match="without --cache"):

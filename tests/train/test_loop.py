@@ -15,10 +15,12 @@ import torch
 import torch.multiprocessing as spawned
 from torch import nn
 
+import outrider
 from outrider import registry
 from outrider.errors import BadInput, BadWeights, OutOfMemory, OutriderError
 from outrider.models import weights
-from outrider.train import checkpoint
+from outrider.models.hf import find_blocks
+from outrider.train import checkpoint, launch
 from outrider.train.capture import Capture
 from outrider.train.corpus import Corpus
 from outrider.train.loop import Recipe, Trainer
@@ -26,6 +28,7 @@ from outrider.train.ranks import Ranks, join
 from outrider.train.run import trainable
 from outrider.trained import UNFINISHED
 
+SHARDED, TOKENS = ("hidden:1,2",), torch.arange(2, 26).view(2, 12)
 RECIPE = Recipe(steps=12, batch_tokens=256, check=4, held_tokens=500, rate=1e-2, longest=64)
 
 
@@ -247,10 +250,15 @@ def _rank(rank: int, port: int, model: str, corpus: Corpus, path: Path) -> None:
         for p in pupil.module.parameters():
             p += rank  # rank 0's weights are broadcast
     pupil.module[1].p = 0.0  # type: ignore[index, union-attr]
-    made = trainer(loaded, corpus, path, pupil, join(torch.device("cpu")), steps=4, accumulate=1)
+    ranks = join(torch.device("cpu"))
+    made = trainer(loaded, corpus, path, pupil, ranks, steps=4, accumulate=1)
     seen = losses(made)
-    torch.save((seen, [p.detach() for p in made.parameters]), path / f"rank-{rank}.pt")
-    torch.distributed.destroy_process_group()
+    layers = find_blocks(loaded.model)
+    ranks.shard(layers, torch.device("cpu"))
+    part = sum(p.to_local().numel() for p in layers.parameters())  # type: ignore[attr-defined]
+    states = Capture(loaded, SHARDED).run(TOKENS)
+    torch.save((seen, [p.detach() for p in made.parameters], part, states), path / f"rank-{rank}.pt")
+    ranks.leave()
 
 
 def test_two_ranks_do_what_one_does_with_twice_the_batches(model, loaded, corpus, tmp_path):
@@ -258,10 +266,24 @@ def test_two_ranks_do_what_one_does_with_twice_the_batches(model, loaded, corpus
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawned.spawn(_rank, (port, model, corpus, tmp_path), nprocs=2)
-    (first, mine), (second, theirs) = (torch.load(tmp_path / f"rank-{r}.pt") for r in (0, 1))
+    (first, mine, *shares), (second, theirs, *_) = (torch.load(tmp_path / f"rank-{r}.pt") for r in (0, 1))
     assert first == second and all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     pupil = Toy()
     pupil.module[1].p = 0.0
     alone = trainer(loaded, corpus, tmp_path / "alone", pupil, Ranks(), steps=4, accumulate=2)
     assert [loss for _, loss in losses(alone)] == pytest.approx([loss for _, loss in first], abs=1e-5)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(alone.parameters, mine, strict=True))
+    whole = sum(p.numel() for p in find_blocks(loaded.model).parameters())
+    assert shares[0] == pytest.approx(whole / 2, rel=0.02)
+    wanted = Capture(loaded, SHARDED).run(TOKENS)
+    assert wanted.keys() == shares[1].keys()
+    assert all(torch.allclose(wanted[name], states, atol=1e-6) for name, states in shares[1].items())
+
+
+def test_processes_are_launched_and_end_together(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(outrider.__file__).parents[1]))
+    assert launch.launch(["version"], 2) == 0
+    assert launch.launch(["version", "--no-such-option"], 2) == 2
+    with pytest.raises(BadInput, match="--gpus 99"):
+        launch.check(99, "auto")
+    launch.check(99, "cpu")

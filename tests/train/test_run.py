@@ -25,7 +25,7 @@ from outrider.train.card import PLOT
 from outrider.train.corpus import MANIFEST, read_manifest
 from outrider.train.evaluate import Exam, examine
 from outrider.train.loop import Recipe
-from outrider.train.run import Plan, Training, method, trainable
+from outrider.train.run import Plan, Training, changes_target, method, trainable
 
 from .conftest import WRITING
 
@@ -213,6 +213,27 @@ def test_medusa_goes_the_same_way(home, model, tmp_path):
     assert LLM(model, draft="medusa", device="cpu").drafter_name == "medusa"
 
 
+def test_medusa_2_makes_another_model_and_a_drafter_for_that_one_alone(home, model, loaded, tmp_path):
+    recipe = dataclasses.replace(RECIPE, steps=24, check=12)
+    spec = "medusa:lora=2,heads=2,warm=6"
+    assert changes_target(spec) and not changes_target("medusa") and not changes_target("draft_model")
+    made = go(dataclasses.replace(plan(model, spec), recipe=recipe))
+    card = made.card
+    assert card["target_changed_from"] == {"model": "tiny", "fingerprint": loaded.fingerprint}
+    assert card["fingerprint"] != loaded.fingerprint and card["model"] == "tiny-medusa"
+    assert not [e for e in trained.find(loaded.fingerprint) if e.path == made.out]
+    assert [e.path for e in trained.find(card["fingerprint"])] == [made.out]
+    assert card["curve"][-1]["target_kl"] < 0.5 and "is a changed model" in (made.out / "README.md").read_text()
+    assert all(r["equal"] == r["prompts"] for r in card["results"])
+    target = str(made.out / "tiny-medusa")
+    assert weights.fingerprint(weights.resolve(model)) == loaded.fingerprint != weights.fingerprint(weights.resolve(target))
+    assert LLM(target, device="cpu").drafter_name == "medusa"
+    with pytest.warns(OutriderWarning, match="other weights"):
+        LLM(model, draft=f"medusa:path={made.out}", device="cpu").generate([[5, 6, 7]], SamplingParams(max_tokens=2))
+    with pytest.raises(BadInput, match="drop --shard"):
+        go(plan(model, spec, shard=True))
+
+
 def test_eagle_goes_the_same_way(home, model, tmp_path):
     ended = go(plan(model, "eagle:steps=3", out=tmp_path / "eagle"))
     assert ended.card["results"][0]["tau"] > 1.2 and len(ended.card["curve"][-1]["acceptance"]) == 3
@@ -226,12 +247,23 @@ def test_features_kept_on_disk_give_the_same_run(done, model, tmp_path):
     assert kept.card["curve"][-1]["loss"] == pytest.approx(done.card["curve"][-1]["loss"], rel=0.05)
 
 
+def test_states_kept_in_memory_give_the_same_run_as_far_as_there_is_room(done, model, tmp_path, monkeypatch):
+    kept = go(plan(model, keep=True, out=tmp_path / "kept"))
+    assert kept.card["curve"][-1]["loss"] == pytest.approx(done.card["curve"][-1]["loss"], rel=1e-3)
+    monkeypatch.setattr(runs, "free_memory", lambda device: 2**16)
+    with pytest.raises(BadInput, match=r"--keep needs .* GiB"):
+        go(plan(model, keep=True, out=tmp_path / "more"))
+
+
 def test_from_the_targets_own_layers(home, model, tmp_path):
     """`init`: evenly spread layers of a model to begin with; own rows too."""
     recipe = dataclasses.replace(RECIPE, rate=1e-4, steps=5)
     for options, least in (("layers=2", 1.3), ("layers=0,rows=own", 3.0), ("layers=0,vocab=40", 2.0)):
         made = plan(model, f"draft_model:init={model},{options}", out=tmp_path / options[-6:])
-        assert go(dataclasses.replace(made, recipe=recipe)).card["results"][0]["tau"] > least
+        ended = go(dataclasses.replace(made, recipe=recipe))
+        assert ended.card["results"][0]["tau"] > least
+        assert ended.card["options"]["init"] == "tiny" and str(Path(model).parent) not in (ended.out / "card.json").read_text()
+    assert go(dataclasses.replace(made, recipe=recipe)).card == json.loads((ended.out / "card.json").read_text())
 
 
 def test_a_drafter_that_cannot_draft_gets_no_card(done, llm, monkeypatch):

@@ -69,6 +69,21 @@ Check = Annotated[int | None, typer.Option(min=1, help="Steps between looks at h
 Seed = Annotated[int, typer.Option(min=0, help="Same seed, same texts and same training.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Little of everything, to see whether it works.")]
 Cache = Annotated[bool, typer.Option("--cache", help="Keep the model's states on disk: large.", rich_help_panel=_TRAINING)]
+Keep = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep the model's states in the device's memory for later epochs.", rich_help_panel=_TRAINING),
+]
+Gpus = Annotated[
+    int, typer.Option(min=1, help="Train on so many GPUs of this machine, a process each.", rich_help_panel=_TRAINING)
+]
+Shard = Annotated[
+    bool,
+    typer.Option(
+        "--shard",
+        help="Spread the model's layers over the GPUs (one that does not fit beside the drafter).",
+        rich_help_panel=_TRAINING,
+    ),
+]
 Finish = Annotated[bool, typer.Option("--finish", help="Examine what there is, even if training is not over.")]
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -117,7 +132,10 @@ def train(
     seed: Seed = 0,
     quick: Quick = False,
     cache: Cache = False,
+    keep: Keep = False,
     finish: Finish = False,
+    gpus: Gpus = 1,
+    shard: Shard = False,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
     threads: o.Threads = None,
@@ -137,7 +155,31 @@ def train(
         import torch
 
         torch.set_num_threads(threads)
-    report(_run(_plan(given), until), json)
+    plan = _plan(given)
+    _warn(plan)
+    if gpus > 1 and not ranked():
+        raise typer.Exit(_several(gpus, device))
+    report(_run(plan, until), json)
+
+
+def _warn(plan: Plan) -> None:
+    from ..train.renewal import WARNING
+    from ..train.run import changes_target
+
+    if changes_target(plan.method) and os.environ.get("RANK", "0") == "0":
+        say("warning: " + WARNING.format(model=plan.model))
+
+
+def ranked() -> bool:
+    """Whether this process is one of several, and was told which."""
+    return "WORLD_SIZE" in os.environ
+
+
+def _several(gpus: int, device: str) -> int:
+    from ..train import launch
+
+    launch.check(gpus, device)
+    return launch.launch(sys.argv[1:], gpus)
 
 
 def _plan(given: dict[str, Any]) -> Plan:
@@ -165,24 +207,20 @@ def _plan(given: dict[str, Any]) -> Plan:
         **{part: kind(**sizes[part]) for part, kind in again.KINDS.items()},
         command=shlex.join(["outrider", *shown(sys.argv[1:])]),
         **places,
-        **{name: given[name] for name in ("device", "dtype", "cache", "finish")},
+        **{name: given[name] for name in ("device", "dtype", "cache", "keep", "finish", "shard")},
     )
 
 
 def shown(arguments: Sequence[str]) -> list[str]:
-    """A command line for others to read: of paths, which are nobody's business, the last part."""
+    """A command line for others to read, without directories."""
+    from ..train.card import reduced
+
     out: list[str] = []
     for before, argument in zip(("", *arguments), arguments, strict=False):
         parts = re.split(r"([=,])", argument)
         places = before if len(parts) == 1 else parts[0]
-        out.append("".join(_last(part, places in _PLACES) for part in parts))
+        out.append("".join(Path(part).name if part and places in _PLACES else reduced(part) for part in parts))
     return out
-
-
-def _last(word: str, place: bool) -> str:
-    path = Path(word).expanduser()
-    local = word.startswith(("/", "./", "../", "~")) or (os.sep in word and not word.startswith("ship/") and path.exists())
-    return path.name or word if place or local else word
 
 
 def on_gpu(device: str) -> bool:
@@ -217,6 +255,11 @@ def report(outcome: Outcome, json: bool) -> None:
         return
     for line in table(outcome.card["results"]):
         typer.echo("  ".join(f"{cell:>{width}}" for cell, width in zip(line, (4, 12, 10, 8, 10), strict=True)))
+    if outcome.card.get("target_changed_from"):
+        place = outcome.out / outcome.card["model"]
+        typer.echo(f"the new target is in {place}, which is ANOTHER MODEL than {outcome.card['target_changed_from']['model']};")
+        typer.echo(f"its drafter is in {outcome.out}; --draft auto finds it with --model {place}")
+        return
     typer.echo(f"the drafter is in {outcome.out}; --draft auto finds it, and so does --draft {outcome.card['method']}")
 
 

@@ -9,7 +9,7 @@ Version 1 is also taught the target's next state itself (smooth L1), with noise 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, smooth_l1_loss
-from torch.utils.checkpoint import checkpoint
 
 from ..errors import BadInput, DrafterMismatch
 from ..models import eagle_files
@@ -26,9 +25,7 @@ from ..models.hf import resolved
 from ..protocols import Lesson, Teacher
 from ._distil import frequent
 from ._losses import Truth, check_loss, distance, in_parts, mean, mixed, picked, truth
-
-_SCORES = 2**26
-"""Attention scores of one step beyond which they are computed again on the way back instead of being kept."""
+from ._unrolled import unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,43 +135,11 @@ class EaglePupil:
         position = torch.arange(len(past), len(past) + x.shape[1], device=x.device).expand(x.shape[0], -1)
         query, key, value = net.project(x, position)
         past.append((key, value))
-        if query.shape[0] * query.shape[2] * x.shape[1] ** 2 > _SCORES and torch.is_grad_enabled():
-            flat = [part for pair in past for part in pair]
-            mixed_ = checkpoint(
-                lambda q, *parts: unrolled(q, _pairs(parts), net.scale),
-                query,
-                *flat,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-        else:
-            mixed_ = unrolled(query, past, net.scale)
-        return net.leave(residual, mixed_)
+        return net.leave(residual, unrolled(query, past, net.scale))
 
     def save(self, directory: Path) -> None:
         """Write the directory that `eagle:path=` loads."""
         eagle_files.save(directory, self.net, self.ids, self.facts)
-
-
-def unrolled(query: Tensor, past: Sequence[tuple[Tensor, Tensor]], scale: float) -> Tensor:
-    """Attention of the newest step, `[B, n, H, D]`: index t sees step 0 up to t, and of each later step its own index alone.
-    `past` are the keys and values `[B, n, KV, D]` of all steps so far, the newest included."""
-    first_key, first_value = past[0]
-    count, pairs = query.shape[1], first_key.shape[2]
-    q = query.reshape(*query.shape[:2], pairs, -1, query.shape[3])  # [B, n, KV, G, D]
-    block = torch.einsum("bnkgd,bmkd->bkgnm", q, first_key).float() * scale
-    later = torch.ones(count, count, dtype=torch.bool, device=query.device).triu(1)
-    block = block.masked_fill(later, float("-inf"))
-    own = [torch.einsum("bnkgd,bnkd->bkgn", q, key).float()[..., None] * scale for key, _ in past[1:]]
-    weights = torch.cat([block, *own], -1).softmax(-1).to(query.dtype)
-    out = torch.einsum("bkgnm,bmkd->bnkgd", weights[..., :count], first_value)
-    for j, (_, value) in enumerate(past[1:]):
-        out = out + weights[..., count + j].permute(0, 3, 1, 2)[..., None] * value[:, :, :, None]
-    return out.flatten(2, 3)
-
-
-def _pairs(parts: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _feature(training: EagleTraining, layers: int, name: str) -> str:

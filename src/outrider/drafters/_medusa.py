@@ -28,7 +28,9 @@ _MEMORY = 0.98
 class MedusaTraining:
     """`heads`: how many, `layers`: residual blocks in each. `vocab`: they answer for so many of the tokens that the target writes
     most often (0: all). `rows`: `target` borrows its vocabulary head (small files), `own` trains one per head. `loss`: kl, tv,
-    hybrid (distances from the target's distribution), or ce (the tokens that were written). Head k counts `decay`^k."""
+    hybrid (distances from the target's distribution), or ce (the tokens that were written). Head k counts `decay`^k. `lora`: rank
+    of changes to the target itself, which make it ANOTHER MODEL (Medusa-2; 0: it stays as it is), after `warm` passes in which
+    the heads learn alone."""
 
     heads: int = 4
     layers: int = 1
@@ -36,9 +38,15 @@ class MedusaTraining:
     rows: str = "target"
     loss: str = "kl"
     decay: float = 0.8
+    lora: int = 0
+    warm: int = 200
+
+    @property
+    def changes_target(self) -> bool:
+        return self.lora > 0
 
     def __post_init__(self) -> None:
-        for name, low in (("heads", 1), ("layers", 1), ("vocab", 0)):
+        for name, low in (("heads", 1), ("layers", 1), ("vocab", 0), ("lora", 0), ("warm", 0)):
             if getattr(self, name) < low:
                 raise BadInput(f"medusa training needs {name} >= {low}, got {getattr(self, name)}")
         if self.rows not in ("target", "own"):
@@ -71,10 +79,14 @@ class MedusaPupil:
     def loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         """The heads' losses, weighed and summed. Figures: `acceptance [K]`, the share of places where head k prefers the token
         that the target prefers there, and `overlap [K]`, the chance of acceptance at T = 1."""
-        hidden, (row, column) = lesson.features["hidden:last"], lesson.where()
+        return self.taught(lesson, lesson.features["hidden:last"])
+
+    def taught(self, lesson: Lesson, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same from the target's last states `[B, T, H]`."""
+        row, column = lesson.where()
         if hidden.shape[1] <= self.heads.count + 1:
             raise BadInput(f"texts of {hidden.shape[1]} tokens are too short for {self.heads.count} heads; train on longer ones")
-        true = truth(picked(hidden, row, column - 1), lesson.logits, len(self.teacher.head), self.ids)
+        true = truth(picked(hidden.detach(), row, column - 1), lesson.logits, len(self.teacher.head), self.ids)
         written = lesson.tokens[row, column]
         total, means, rights = hidden.new_zeros((), dtype=torch.float32), [], []
         for k in range(self.heads.count):

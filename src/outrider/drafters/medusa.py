@@ -26,6 +26,7 @@ from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, Proposal, Request, Scores, Slots, Verdict
 from ._grown import Part, Shape, compact, groups, joined, prefix, sparse
 from ._medusa import MedusaPupil, MedusaTraining
+from ._medusa_joint import JointPupil
 
 _GUESSED = (0.55, 0.17, 0.08, 0.05, 0.03, 0.02)
 """How often a head's candidates are right, by rank, where nobody measured it; each further head is right 0.8 times as often."""
@@ -58,7 +59,8 @@ class Medusa(Drafter):
     @classmethod
     def pupil(cls, teacher: Teacher, options: Mapping[str, Any]) -> MedusaPupil:
         """Heads to be trained; see `protocols.Pupil`."""
-        return MedusaPupil(teacher, MedusaTraining(**options))
+        training = MedusaTraining(**options)
+        return JointPupil(teacher, training) if training.changes_target else MedusaPupil(teacher, training)
 
     def __init__(self, config: Config) -> None:
         for name, low in (("depth", 0), ("nodes", 1)):

@@ -24,11 +24,12 @@ LAST = "hidden:last"
 
 class Capture:
     """The target as a source of lessons. `features`: names as in `protocols.Needs`. `cache`: a directory that keeps features in
-    bf16 (8 kB a token for 4,096 numbers), so that texts seen again cost no pass of the target.
+    bf16 (8 kB a token for 4,096 numbers), so that texts seen again cost no pass of the target; `keep`: the same in the device's
+    memory, in the target's own type, for texts that are always cut alike.
 
     Raises `DrafterMismatch` for features that the target lacks, `UnsupportedModel` where its head does more than is known."""
 
-    def __init__(self, loaded: Loaded, features: Sequence[str] = (LAST,), cache: Path | None = None) -> None:
+    def __init__(self, loaded: Loaded, features: Sequence[str] = (LAST,), cache: Path | None = None, keep: bool = False) -> None:
         self.loaded, self.model, self.features = loaded, loaded.model, tuple(dict.fromkeys((LAST, *features)))
         self.device = next(self.model.parameters()).device
         config: Any = self.model.config.get_text_config()
@@ -40,7 +41,14 @@ class Capture:
         self.cap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.cache = None if cache is None else cache / _key(loaded.fingerprint, self.features)
+        self.kept: dict[int, dict[str, Tensor]] | None = {} if keep else None
         self._check()
+
+    def size(self, corpus: Corpus, most: int) -> int:
+        """Bytes of the features of all texts, each cut to `most` tokens."""
+        parts = sum(len(name.removeprefix("hidden:").split(",")) for name in self.features)
+        width = parts * int(self.model.config.get_text_config().hidden_size) * next(self.model.parameters()).dtype.itemsize
+        return width * int(corpus.lengths.clamp(max=most).sum())
 
     @property
     def vocabulary(self) -> int:
@@ -54,7 +62,7 @@ class Capture:
         counts = nn.functional.pad(counts, (0, first.weight.shape[0] - len(counts)))
         config = self.model.config.get_text_config().to_dict()
         rows = (first.weight.detach(), last.weight.detach())
-        return Teacher(self.loaded.name, config, rows[0], rows[1], counts.to(self.device), self.loaded.fingerprint)
+        return Teacher(self.loaded.name, config, *rows, counts.to(self.device), self.loaded.fingerprint, self.model)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -76,11 +84,23 @@ class Capture:
         taught = real & (at >= corpus.prompts[list(indices)][:, None])
         found = (tokens, taught, real, *taught.nonzero(as_tuple=True))
         tokens, taught, real, *places = (self._sent(x) for x in found)
-        return Lesson(tokens, taught, real, self._features(tokens, rows), self.logits, (places[0], places[1]))
+        return Lesson(tokens, taught, real, self._remembered(tokens, rows, indices), self.logits, (places[0], places[1]))
 
     def _sent(self, x: Tensor) -> Tensor:
         """On its way to the device, without waiting for what that is doing."""
         return x.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else x.to(self.device)
+
+    def _remembered(self, tokens: Tensor, texts: Sequence[Tensor], indices: Sequence[int]) -> dict[str, Tensor]:
+        """Features of texts by their number, which are kept if that was asked for."""
+        if self.kept is None:
+            return self._features(tokens, texts)
+        rows = [self.kept[i] for i in indices if i in self.kept]
+        if len(rows) == len(indices):
+            return {name: _padded([row[name] for row in rows]) for name in self.features}
+        found = self._features(tokens, texts)
+        for row, (i, text) in enumerate(zip(indices, texts, strict=True)):
+            self.kept[i] = {name: states[row, : len(text)].clone() for name, states in found.items()}
+        return found
 
     def _features(self, tokens: Tensor, texts: Sequence[Tensor]) -> dict[str, Tensor]:
         if self.cache is None:

@@ -4,6 +4,7 @@ for people."""
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ def readme(card: Mapping[str, Any], plotted: bool) -> str:
         f"# {card['method']} for {card['model']}",
         f"A drafter for speculative decoding by Outrider. It guesses for `{card['model']}` (weights {card['fingerprint'][:12]}…) "
         "and changes nothing that the model writes.",
+        *_changed(card),
         f"    outrider generate PROMPT --model MODEL --draft {spec}:path=DIRECTORY",
         "## Results",
         _table(card["results"]),
@@ -49,6 +51,32 @@ def readme(card: Mapping[str, Any], plotted: bool) -> str:
         f"{card['provenance'].get('transformers')}, commit {card['provenance'].get('commit')}, {card['provenance'].get('date')}.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _changed(card: Mapping[str, Any]) -> list[str]:
+    """Said loudly where the target is not the one that somebody knows."""
+    was = card.get("target_changed_from")
+    if not was:
+        return []
+    return [
+        f"**`{card['model']}` is a changed model**, trained along with the drafter: its texts are not those of `{was['model']}` "
+        f"(weights {was['fingerprint'][:12]}…), from which it was made, and the drafter does not fit that one. `target_kl` and "
+        "`target_overlap` in `card.json` tell how far apart the two are on held-out texts."
+    ]
+
+
+def reduced(value: Any) -> Any:
+    """The same without directories, which are nobody's business: of every path its last part."""
+    if isinstance(value, Mapping):
+        return {k: reduced(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [reduced(v) for v in value]
+    return value if not isinstance(value, str) or not is_path(value) else Path(value).expanduser().name or value
+
+
+def is_path(word: str) -> bool:
+    """Whether this names a place on this machine; `org/model` and `ship/name` do not, unless there is such a place."""
+    return word.startswith(("/", "./", "../", "~")) or (os.sep in word and Path(word).exists())
 
 
 def _listed(settings: Mapping[str, Any]) -> str:

@@ -87,8 +87,8 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A step that was launched, read while the next one runs: where the run stood after it, and loss, norm of the gradient and
-    acceptance on their way to the host."""
+    """A step that was launched, read while the next one runs: where the run stood after it, and on their way to the host loss,
+    norm of the gradient, whether a rank asks to stop and to save, and acceptance."""
 
     step: int
     tokens: int
@@ -104,12 +104,11 @@ class Late:
         ready.record()
         return cls(state.step, state.tokens, state.seconds, sent, ready)
 
-    def read(self) -> tuple[float, float, tuple[float, ...]]:
-        """Loss, norm, acceptance."""
+    def read(self) -> tuple[float, ...]:
+        """The figures, once they are there."""
         if self.ready is not None:
             self.ready.synchronize()
-        loss, norm, *acceptance = self.figures.tolist()
-        return loss, norm, tuple(acceptance)
+        return tuple(self.figures.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,25 +181,24 @@ class Trainer:
             return True
         began = time.monotonic() - self.state.seconds
         saved, slowest, stream = time.monotonic(), 0.0, self._stream()
-        waiting: Late | None = None
+        waiting, asked, over = list[Late](), (False, False), False
         with stopping() as stop:
-            while not self.state.done:
+            while not self.state.done and not over:
                 at = time.monotonic()
-                launched = self._step(stream, began)
-                if waiting is not None:
-                    self._tell(waiting, show, until)
-                waiting, now = launched, time.monotonic()
+                waiting.append(self._step(stream, began, asked))
+                flags = [self._tell(waiting.pop(0), show, until) for _ in waiting[1:]]
+                now = time.monotonic()
                 slowest = max(slowest, now - at)
-                over = self.ranks.any(stop.is_set() or now + slowest > until, self.capture.device)
-                due = over or now - saved > 60 * self.recipe.save_minutes
-                if due or self._checks(launched.step):
-                    self._tell(launched, show, until)
-                    waiting = None
-                if due or self.state.done:
+                late = self.ranks.first and now - saved > 60 * self.recipe.save_minutes
+                asked = (stop.is_set() or now + slowest > until, late)
+                saved = now if late else saved
+                if self.ranks.world == 1:  # several do what all have heard of
+                    flags.append(asked)
+                if any(map(any, flags)) or self._checks(self.state.step):
+                    flags.append(self._tell(waiting.pop(), show, until))
+                over = any(stopped for stopped, _ in flags)
+                if any(map(any, flags)) or self.state.done:
                     self.save()
-                    saved = time.monotonic()
-                if over:
-                    break
             if stop.is_set():
                 raise KeyboardInterrupt
         return self.state.done
@@ -209,7 +207,6 @@ class Trainer:
         """A checkpoint, by rank 0."""
         if self.ranks.first:
             checkpoint.write(self.directory / checkpoint.CHECKPOINT, self.pupil.module, asdict(self.state), self.optimiser)
-        self.ranks.wait()
 
     def finish(self) -> None:
         """The best weights that a check of this run has seen; as they are before the first one."""
@@ -226,15 +223,16 @@ class Trainer:
             for indices in self.held:
                 lesson = self.capture.lesson(self.corpus, indices, self.recipe.longest)
                 loss, figures = self._loss(lesson)
-                taught = float(lesson.taught.sum())
+                taught = float(len(lesson.where()[0]))
                 weight += taught
                 for name, value in {"loss": loss.detach(), **figures}.items():
                     sums[name] = sums.get(name, torch.zeros_like(value, dtype=torch.float64)) + value.double() * taught
         self.pupil.module.train()
-        return {name: (value / weight).tolist() for name, value in sums.items()}
+        return {name: self.ranks.mean(value / weight).tolist() for name, value in sums.items()}
 
-    def _step(self, stream: Iterator[list[int]], began: float) -> Late:
-        """One step of the optimiser; the host waits for none of it. The run began at the time `began`."""
+    def _step(self, stream: Iterator[list[int]], began: float, asked: tuple[bool, bool] = (False, False)) -> Late:
+        """One step of the optimiser; the host waits for none of it. The run began at the time `began`; this rank has `asked` to
+        stop, or to save."""
         recipe, state = self.recipe, self.state
         tokens, loss, figures = 0, torch.zeros((), device=self.capture.device), dict[str, Tensor]()
         self.pupil.module.train()
@@ -259,12 +257,13 @@ class Trainer:
         self.optimiser.step()
         state.step, state.tokens = state.step + 1, state.tokens + tokens * self.ranks.world
         state.seconds = time.monotonic() - began
-        row = [x.detach().float().reshape(-1) for x in (self.ranks.mean(loss), norm, *_acceptance(figures))]
+        shared = self.ranks.mean(torch.stack([loss, *(torch.full_like(loss, float(a)) for a in asked)]))
+        row = [x.detach().float().reshape(-1) for x in (shared[0], norm, shared[1:], *_acceptance(figures))]
         return Late.of(state, torch.cat(row))
 
-    def _tell(self, late: Late, show: Callable[[Sign], None], until: float) -> None:
-        """Read a step's figures, look at held-out texts if it is time to, and show both."""
-        loss, norm, acceptance = late.read()
+    def _tell(self, late: Late, show: Callable[[Sign], None], until: float) -> tuple[bool, bool]:
+        """Read a step's figures, look at held-out texts if it is time to, show both; whether a rank asked to stop, to save."""
+        loss, norm, stop, save, *acceptance = late.read()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise OutriderError(
                 f"the loss is {loss:.4g} (gradient norm {norm:.4g}) at step {late.step}, so training stops; the last "
@@ -274,7 +273,8 @@ class Trainer:
             self._look()
         left = min((self.total - late.step) * late.seconds / max(1, late.step), until - time.monotonic())
         speed = late.tokens / max(1e-9, late.seconds)
-        show(Sign(late.step, self.total, loss, acceptance, self._last, speed, left))
+        show(Sign(late.step, self.total, loss, tuple(acceptance), self._last, speed, left))
+        return stop > 0, save > 0
 
     def _loss(self, lesson: Lesson) -> tuple[Tensor, dict[str, Tensor]]:
         cuda = self.capture.device.type == "cuda"

@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 _PART = 2**26
 """Numbers that travel together."""
@@ -57,14 +59,20 @@ class Ranks:
             values /= self.world
         return values
 
+    def shard(self, layers: Iterable[nn.Module], device: torch.device) -> None:
+        """Leave every rank its share of the layers' weights, on its device; a layer is whole only while it runs (FSDP2)."""
+        mesh = init_device_mesh(device.type, (self.world,))
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+
+    def leave(self) -> None:
+        """The others are not needed any more."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether the flag is up anywhere: all ranks must stop at the same step."""
         return flag if self.world == 1 else bool(self.mean(torch.tensor(float(flag), device=device)) > 0)
-
-    def wait(self) -> None:
-        """Until all are here."""
-        if self.world > 1:
-            dist.barrier()
 
 
 def join(device: torch.device) -> Ranks:

@@ -23,8 +23,10 @@ from ..errors import BadInput, OutOfMemory, OutriderWarning
 from ..llm import LLM
 from ..loading import pick_device, pick_dtype
 from ..models import weights
-from ..protocols import Pupil
-from . import card, tiny
+from ..models.footprint import free_memory
+from ..models.hf import find_blocks
+from ..protocols import Pupil, Renewal
+from . import card, renewal, tiny
 from .capture import Capture
 from .corpus import Corpus, load, matching
 from .data import Tell, Writer, Writing
@@ -35,13 +37,16 @@ from .ranks import Ranks, join, local_device
 PLAIN = "none"
 _TOGETHER, _SPARE = 256, 128
 """Requests that write at once, and tokens of KV memory that each may need beyond its text (guesses, half-filled blocks)."""
+_SHARE = 0.7
+"""Of the free memory, what may hold kept states."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to train: `method`, as in `NAME[:key=value,...]` with training options, for `model`, into `out` (None: a directory of
     the user's own drafters). `texts`: where the texts are kept (None: a directory that all methods share). `finish`: examine what
-    there is, even if training is not over. `command`: what to tell those who want to do it again."""
+    there is, even if training is not over. `shard`: several ranks share the target's layers, for one that does not fit beside its
+    pupil. `command`: what to tell those who want to do it again."""
 
     method: str
     model: str
@@ -53,7 +58,9 @@ class Plan:
     recipe: Recipe = field(default_factory=Recipe)
     exam: Exam = field(default_factory=Exam)
     cache: bool = False
+    keep: bool = False
     finish: bool = False
+    shard: bool = False
     command: str = ""
 
 
@@ -81,6 +88,13 @@ def method(spec: str) -> tuple[str, type, dict[str, Any]]:
     return name, cls, values if made is None else asdict(made)
 
 
+def changes_target(spec: str) -> bool:
+    """Whether training so makes another model of the target. Raises like `method`."""
+    _, cls, options = method(spec)
+    kind: Any = getattr(cls, "Training", None)
+    return kind is not None and bool(getattr(kind(**options), "changes_target", False))
+
+
 class Training:
     """One plan on its way. `tell` hears of texts and examination, `show` of every training step. `until` as `time.monotonic`."""
 
@@ -92,30 +106,43 @@ class Training:
         self.dtype = pick_dtype(plan.dtype, self.device)
         self.source = weights.fetch(weights.resolve(self.model))
         self.fingerprint = weights.fingerprint(self.source)
-        self.out = plan.out or trained.home() / "drafters" / f"{self.source.name}-{self.name}-{self.fingerprint[:8]}"
+        kind = f"{self.name}-joint" if changes_target(plan.method) else self.name
+        self.out = plan.out or trained.home() / "drafters" / f"{self.source.name}-{kind}-{self.fingerprint[:8]}"
         if "," in str(self.out):
             raise BadInput(f"{self.out}: a drafter's directory must not have a comma in its name, which parts a spec's options")
+        if plan.shard and changes_target(plan.method):
+            raise BadInput("a target that is changed by its training must be whole on every GPU: drop --shard")
         self.texts = plan.texts or self._shared()
+        self.was: dict[str, str] = {}
         self.ranks = Ranks()
 
     def run(self) -> Outcome:
         """All steps, as far as there is time."""
         self.ranks = join(self.device)
+        try:
+            return self._run()
+        finally:
+            self.ranks.leave()
+
+    def _run(self) -> Outcome:
         if not self.ranks.first:
             self.tell, self.show = lambda what, share: None, lambda sign: None
         if self.ranks.first and not self.write():
             return self._early("texts")
         if self.ranks.any(self._late(), self.device):
             return self._early("texts")
-        loaded = weights.load(self.source, dtype=self.dtype, device=str(self.device))
+        loaded = self._load()
         corpus = load(self.texts)
         over, trainer = self.train(loaded, corpus)
+        self.ranks.leave()
         if not self.ranks.first:
             return Outcome("done", self.out)
         known = self._judged(trainer)
         if over and known is not None:
             return Outcome("done", self.out, known)
         trainer.finish()
+        if isinstance(trainer.pupil, Renewal):
+            self._renew(trainer.pupil, loaded)
         self._save(trainer.pupil)
         if (not over or self._late()) and not self.plan.finish:
             return Outcome("examination" if over else "training", self.out)
@@ -123,6 +150,17 @@ class Training:
         run = asdict(trainer.state) | {"recipe": recipe, "total": trainer.total, "over": over}
         del trainer, loaded
         return Outcome("done", self.out, self.judge(corpus, run))
+
+    def _load(self) -> weights.Loaded:
+        """The target: whole, or this rank's share of it."""
+        if not self.plan.shard or self.ranks.world == 1:
+            return weights.load(self.source, dtype=self.dtype, device=str(self.device))
+        loaded = weights.load(self.source, dtype=self.dtype)
+        loaded.model.requires_grad_(False)
+        self.ranks.shard(find_blocks(loaded.model, loaded.name), self.device)
+        module: Any = loaded.model
+        module.to(self.device)
+        return loaded
 
     def write(self) -> bool:
         """The texts; whether there are enough."""
@@ -144,11 +182,22 @@ class Training:
         capture = Capture(loaded)
         build: Any = self.cls
         pupil: Pupil = build.pupil(capture.teacher(corpus.counts(capture.vocabulary)), self.options)
-        if set(pupil.features) - set(capture.features) or self.plan.cache:
-            capture = Capture(loaded, pupil.features, self.texts / "features" if self.plan.cache else None)
+        if set(pupil.features) - set(capture.features) or self.plan.cache or self.plan.keep:
+            cache = self.texts / "features" if self.plan.cache else None
+            capture = Capture(loaded, pupil.features, cache, self.plan.keep)
+        if self.plan.keep:
+            self._has_room(capture.size(corpus, self.plan.recipe.longest))
         trainer = Trainer(pupil, capture, corpus, self.plan.recipe, self.out / "run", self.ranks)
         trainer.resume({"method": self.name, "options": self.options, "fingerprint": self.fingerprint})
         return trainer.run(self.show, self.until), trainer
+
+    def _has_room(self, size: int) -> None:
+        free = free_memory(self.device)
+        if size > free * _SHARE:
+            raise BadInput(
+                f"--keep needs {size / 2**30:.1f} GiB for the states of these texts, and {free / 2**30:.1f} GiB are free on "
+                f"{self.device}: drop it, cut texts shorter (--longest), or use --cache"
+            )
 
     def judge(self, corpus: Corpus, run: dict[str, Any]) -> dict[str, Any]:
         """Examine the drafter, write its card, and make it known."""
@@ -161,12 +210,13 @@ class Training:
             "model": self.source.name,
             "fingerprint": self.fingerprint,
             "tau": scores[0].tau,
-            "options": self.options,
+            "options": card.reduced(self.options),
+            "target_changed_from": self.was,
             "results": [asdict(s) for s in scores],
             "data": {k: v for k, v in corpus.manifest.items() if k != "shards"},
             "exam": asdict(self.plan.exam),
             "training": {k: v for k, v in run.items() if k not in ("curve", "identity")},
-            "identity": run["identity"],
+            "identity": card.reduced(run["identity"]),
             "curve": run["curve"],
             "command": self.plan.command,
             "provenance": provenance(llm, self.model, [self.plan.command]),
@@ -188,6 +238,13 @@ class Training:
             warnings.warn(text, OutriderWarning, stacklevel=2)
         return made
 
+    def _renew(self, pupil: Renewal, loaded: weights.Loaded) -> None:
+        """From here on the target is the one that came out of training."""
+        self.was = {"model": self.source.name, "fingerprint": self.fingerprint}
+        place = self.out / f"{self.source.name}-{self.name}"
+        self.fingerprint = renewal.publish(pupil, loaded, place)
+        self.model, self.source = str(place), weights.resolve(str(place))
+
     def _save(self, pupil: Pupil) -> None:
         """The drafter's files, each as a whole."""
         try:
@@ -206,7 +263,7 @@ class Training:
         """The card, if it tells of just this training."""
         try:
             found = dict(json.loads((self.out / trained.CARD).read_text(encoding="utf-8")))
-            same = found["identity"] == trainer.state.identity and found["training"]["step"] == trainer.state.step
+            same = found["identity"] == card.reduced(trainer.state.identity) and found["training"]["step"] == trainer.state.step
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if same else None
