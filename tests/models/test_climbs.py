@@ -1,0 +1,155 @@
+"""Drafters' own passes as one replay beside their plain twins: asked twice in every round, they guess the same.
+
+Runs where `test_fast.py` does. On a card also in bf16, where the two round here and there in another order, so that a guess in a
+hundred may differ.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.bench import tiny
+from outrider.config import SamplingParams
+from outrider.errors import OutriderWarning
+from outrider.models import climbs, replay
+from outrider.types import Batch, Budget, Proposal
+
+from .. import heads
+from .test_fast import CUDA, OPTIONS, World, anchored, decoder, pytestmark
+
+__all__ = ["anchored", "pytestmark"]
+
+KINDS: dict[str, dict[str, Any]] = {
+    "three": {},
+    "few": {"vocab": 20},
+    "switches": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
+    "one": {"version": 1},
+}
+
+
+class Twice:
+    """Lets a drafter propose once without and once with its captured form, and notes both. `attribute` is where that form is."""
+
+    def __init__(self, drafter: Any, attribute: str = "climbs") -> None:
+        self.drafter, self.attribute, self.propose = drafter, attribute, drafter.propose
+        self.pairs: list[tuple[Proposal, Proposal]] = []
+        drafter.propose = self
+
+    def __call__(self, batch: Batch, budget: Budget) -> Proposal:
+        form = getattr(self.drafter, self.attribute)
+        assert form is not None and not form.replays.off
+        setattr(self.drafter, self.attribute, None)
+        plain = self._copied(self.propose(batch, budget))
+        setattr(self.drafter, self.attribute, form)
+        replayed = self.propose(batch, budget)
+        self.pairs.append((plain, self._copied(replayed)))
+        return replayed
+
+    @staticmethod
+    def _copied(made: Proposal) -> Proposal:
+        return replace(made, tokens=made.tokens.clone(), parents=made.parents.clone(), sizes=made.sizes.clone())
+
+    def same(self, share: float = 1.0) -> None:
+        """All of them agree (a `share` of requests, in low precision), and there were some."""
+        assert sum(any(p.widths) for p, _ in self.pairs) > 2
+        agree = []
+        for plain, replayed in self.pairs:
+            assert plain.widths == replayed.widths and plain.linear == replayed.linear
+            for b, width in enumerate(plain.widths):
+                size = int(plain.sizes[b])
+                rows = [torch.stack([p.tokens[b, :size], p.parents[b, :size]]) for p in (plain, replayed)]
+                if width:
+                    agree.append(size == int(replayed.sizes[b]) and torch.equal(*rows))
+        assert sum(agree) >= share * len(agree)
+
+
+def guesses(drafter: Any, params: SamplingParams, attribute: str = "climbs") -> Twice:
+    twice = Twice(drafter, attribute)
+    World(decoder("llama", True, layers=3)).run(drafter, params)
+    return twice
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_chains(kind: str, name: str) -> None:
+    drafter = heads.eagle(width=1, depth=3, **KINDS[kind])
+    twice = guesses(drafter, OPTIONS[name])
+    twice.same()
+    assert drafter.climbs is not None and drafter.climbs.replays._made
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees(kind: str, name: str) -> None:
+    twice = guesses(heads.eagle(width=3, depth=3, nodes=9, **KINDS[kind]), OPTIONS[name])
+    twice.same()
+
+
+def test_preempted_requests() -> None:
+    world = World(decoder("llama", True, layers=3), blocks=4)
+    drafter = heads.eagle(width=1, depth=3)
+    twice = Twice(drafter)
+    params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
+    world.serve(drafter, [tiny.request(p, params, seed=i, limit=200) for i, p in enumerate(tiny.prompts(3, 3, 60, 60))])
+    twice.same()
+
+
+def test_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for a graph the guesses are made launch by launch, and somebody says so."""
+
+    def none(*_: object) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(climbs.Strand, "__init__", none)
+    drafter = heads.eagle(width=1, depth=3)
+    with pytest.warns(OutriderWarning, match="eagle is not captured"):
+        requests = World(decoder("llama", True, layers=3)).run(drafter, OPTIONS["greedy"], 1)
+    assert drafter.climbs is not None and drafter.climbs.replays.off and requests[0].stats.drafted
+
+
+class TestReplays:
+    def made(self) -> replay.Replays[str]:
+        return replay.Replays(World(decoder("llama", True)).target.stage, "somebody")
+
+    def test_of_too_many_the_one_longest_unused_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(replay, "MOST", 2)
+        made = self.made()
+        assert [made.get(s, lambda: "new") for s in (1, 2, 1, 3)] == ["new"] * 4
+        assert [made.get(s, lambda: "other") for s in (1, 2)] == ["new", "other"]
+
+    def test_what_cannot_be_captured(self) -> None:
+        def make() -> str:
+            raise RuntimeError("not permitted when stream is capturing")
+
+        made = self.made()
+        with pytest.warns(OutriderWarning, match="somebody is not captured"):
+            assert made.get(1, make) is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert made.get(2, lambda: "never") is None
+
+    def test_memory_that_can_be_had(self) -> None:
+        made, tries = self.made(), []
+
+        def make() -> str:
+            tries.append(1)
+            if len(tries) == 1:
+                raise torch.OutOfMemoryError("no memory")
+            return "new"
+
+        assert made.get(1, make) == "new"
+
+
+if CUDA:
+
+    @pytest.mark.parametrize("width", [1, 3])
+    def test_low_precision(width: int) -> None:
+        drafter = heads.eagle(width=width, depth=3)
+        twice = Twice(drafter)
+        World(decoder("llama", True, layers=3, dtype=torch.bfloat16)).run(drafter, OPTIONS["sampled"])
+        twice.same(0.9)
