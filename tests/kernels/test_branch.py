@@ -73,9 +73,8 @@ def test_what_a_network_reads(dtype):
     token, source = torch.tensor([3, 8, -1]).to(DEVICE), torch.tensor([5, 0, 5]).to(DEVICE)
     for normed in (False, True):
         x, residual = climb.enter(rows, token, states, source, weights, (1e-5, normed))
-        parts = [
-            torch.nn.functional.rms_norm(a, (40,), w, 1e-5) for a, w in zip((rows[token.clamp(min=0)], states[source]), weights)
-        ]
+        read = zip((rows[token.clamp(min=0)], states[source]), weights, strict=True)
+        parts = [torch.nn.functional.rms_norm(a, (40,), w, 1e-5) for a, w in read]
         near(x, torch.cat(parts, 1), dtype)
         near(residual, parts[1] if normed else states[source], dtype)
     x, _ = climb.enter(rows, token, states, None, None, (1e-5, False))

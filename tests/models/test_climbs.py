@@ -33,22 +33,26 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Twice:
-    """Lets a drafter propose once without and once with its captured form, and notes both. `attribute` is where that form is."""
+    """Lets a drafter propose without and with its captured form, each first in turn, and notes both. `attribute` is where that
+    form is."""
 
     def __init__(self, drafter: Any, attribute: str = "climbs") -> None:
         self.drafter, self.attribute, self.propose = drafter, attribute, drafter.propose
         self.pairs: list[tuple[Proposal, Proposal]] = []
+        self.turn = True
         drafter.propose = self
 
     def __call__(self, batch: Batch, budget: Budget) -> Proposal:
         form = getattr(self.drafter, self.attribute)
         assert form is not None and not form.replays.off
-        setattr(self.drafter, self.attribute, None)
-        plain = self._copied(self.propose(batch, budget))
+        made = {}
+        for replayed in (self.turn, not self.turn):  # whoever is first reads what is new
+            setattr(self.drafter, self.attribute, form if replayed else None)
+            made[replayed] = self._copied(self.propose(batch, budget))
         setattr(self.drafter, self.attribute, form)
-        replayed = self.propose(batch, budget)
-        self.pairs.append((plain, self._copied(replayed)))
-        return replayed
+        self.turn = not self.turn
+        self.pairs.append((made[False], made[True]))
+        return made[True]
 
     @staticmethod
     def _copied(made: Proposal) -> Proposal:
@@ -88,6 +92,15 @@ def test_chains(kind: str, name: str) -> None:
 def test_trees(kind: str, name: str) -> None:
     twice = guesses(heads.eagle(width=3, depth=3, nodes=9, **KINDS[kind]), OPTIONS[name])
     twice.same()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("options", [{}, {"nodes": 3}, {"vocab": 20, "nodes": 7}], ids=["tree", "chain", "few"])
+def test_heads(options: dict[str, Any], name: str) -> None:
+    drafter = heads.medusa(**options)
+    twice = guesses(drafter, OPTIONS[name], "replays")
+    twice.same()
+    assert drafter.replays is not None and drafter.replays.replays._made
 
 
 def test_preempted_requests() -> None:

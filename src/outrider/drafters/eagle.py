@@ -233,7 +233,8 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed. A prompt's are read at once, so that samples of one prompt share the KV."""
-        for request, states in zip(batch.requests, in_order(batch, verdict, scores, self.feature), strict=True):
+        found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
+        for request, states in zip(batch.requests, found, strict=True):
             if request.id not in self._pasts or request.computed == request.taken:
                 self._pasts[request.id] = self._begun(request)
             past = self._pasts[request.id]

@@ -210,3 +210,49 @@ def keep(given: Tensor, all_: Offered, tokens: Tensor, parents: Tensor, sizes: T
     grid = (requests, triton.cdiv(nodes, _TILE))
     _rank[grid](given, all_.total, all_.kept, given.stride(0), M=nodes, T=_TILE, num_warps=4)
     _keep[grid](all_.token, all_.parent, all_.kept, tokens, parents, sizes, M=nodes, T=_TILE, num_warps=4)
+
+
+@triton.jit
+def _place(
+    TOKEN, GAIN, AT, ABOVE, TOKENS, PARENTS, SIZES, C, N: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, CHAIN: tl.constexpr
+):  # fmt: skip
+    b = tl.program_id(0)
+    c = tl.arange(0, NP)
+    have = c < N
+    parent = tl.load(ABOVE + c, mask=have, other=-1)
+    alive = have
+    up = tl.where(have, c, -1)
+    for _ in range(D):
+        at = tl.load(AT + up, mask=up >= 0, other=0)
+        alive = alive & ((up < 0) | (tl.load(GAIN + b * C + at, mask=up >= 0, other=0.0) > float("-inf")))
+        up = tl.load(ABOVE + up, mask=up >= 0, other=-1)
+    kept = alive.to(tl.int32)
+    size = tl.sum(kept, 0)
+    place = c
+    above = parent
+    if not CHAIN:
+        place = tl.sum(tl.where(c[None, :] < c[:, None], kept[None, :], 0), 1)
+        above = tl.where(parent < 0, -1, tl.sum(tl.where(c[None, :] < parent[:, None], kept[None, :], 0), 1))
+    token = tl.load(TOKEN + b * C + tl.load(AT + c, mask=have, other=0), mask=have, other=0)
+    tl.store(TOKENS + b * N + place, token.to(tl.int64), mask=alive)
+    tl.store(PARENTS + b * N + place, above.to(tl.int64), mask=alive)
+    idle = have & (c >= size)
+    tl.store(TOKENS + b * N + c, tl.zeros((NP,), tl.int64), mask=idle)
+    if not CHAIN:
+        parent = tl.full((NP,), -1, tl.int32)
+    tl.store(PARENTS + b * N + c, parent.to(tl.int64), mask=idle)
+    tl.store(SIZES + b, size)
+
+
+def place(
+    found: tuple[Tensor, Tensor], shape: tuple[Tensor, Tensor, int], out: tuple[Tensor, Tensor, Tensor], chain: bool
+) -> None:
+    """A tree chosen beforehand, of candidates `found` (tokens, log-probabilities: `[B, C]`): node n is candidate `at[n]` and
+    hangs under `above[n]` (-1: the root), at most `depth` levels deep (`shape`: these three). Nodes that cannot be, and what
+    hangs under them, are left out. `out`: tokens and parents `[B, N]` and sizes `[B]`, int64."""
+    requests, nodes = out[0].shape
+    at, above, depth = shape
+    _place[(requests,)](
+        *found, at, above, *out, found[0].shape[1],
+        N=nodes, NP=triton.next_power_of_2(nodes), D=depth, CHAIN=chain, num_warps=4,
+    )  # fmt: skip

@@ -108,7 +108,6 @@ class Climb:
         size = rows_per_tile(net.plan.heads // net.plan.pairs)
         self.tiles = [self._tiles(rows, size, device) for rows in (1, k)]
         self.ends = torch.arange(1, b + 1, device=device) * fresh - 1
-        self.scores = torch.full((b * k, owner.shown), float("-inf"), device=device)
         self.work = Work.make(b * k, owner.usable, device, filters=shape.filters)
         self.tokens = torch.zeros(b, self.nodes, dtype=torch.int64, device=device)
         self.parents = torch.arange(-1, self.nodes - 1, device=device).repeat(b, 1)
@@ -175,10 +174,17 @@ class Climb:
         rows = Rows(node.token, stand.node_position[at], stand.node_write[at], where, branches, False, self.shape.longest)
         return net.leave(net.project(x, rows), rows, residual)
 
-    def _asked(self, level: int, count: int) -> Any:
+    def _blank(self) -> Tensor:
+        """Scores `[B k, V]` of tokens that cannot be."""
+        rows = self.shape.requests * self.shape.width
+        return torch.full((rows, self.owner.shown), float("-inf"), device=self.given.device)
+
+    def _asked(self, level: int) -> Any:
+        """What is to be chosen at a level: below the root there are k rows of each request, at the root one."""
         from ..kernels.choose import Asked as Drawn
 
-        return Drawn(self.stand.lane[:count], self.stand.asked[level, :count])
+        lane, position, k = self.stand.lane, self.stand.asked[level], self.shape.width
+        return Drawn(lane, position) if level or k == 1 else Drawn(lane[::k].contiguous(), position[::k].contiguous())
 
 
 class Node(NamedTuple):
@@ -199,12 +205,12 @@ class Strand(Climb):
         from ..kernels import climb
         from ..kernels.choose import choose
 
-        owner, chosen = self.owner, self.chosen
+        owner, chosen, scores = self.owner, self.chosen, self._blank()
         for level in range(self.shape.depth):
             if level:
                 hidden, logits = self._feed(hidden, Node(chosen[level - 1], None, self.nothing), level, table)
-            climb.spread(logits, owner.ids, self.scores)
-            choose(self.scores, self._asked(level, len(logits)), owner.stage.machine.lanes, self.work, chosen[level])
+            climb.spread(logits, owner.ids, scores)
+            choose(scores, self._asked(level), owner.stage.machine.lanes, self.work, chosen[level])
         climb.chain(self.given, chosen, self.tokens, self.sizes)
 
 
@@ -217,20 +223,19 @@ class Branching(Climb):
         b, k, depth = self.shape.requests, self.shape.width, self.shape.depth
         self.all = Offered.make(b, self.nodes, device)
         self.fronts = [Front.make(b * k, depth, device) for _ in range(depth + 1)]
-        self.noisy = torch.zeros(b * k, self.owner.shown, device=device)
 
     def _guess(self, hidden: Tensor, logits: Tensor, table: Tensor) -> None:
         from ..kernels import branch, choose, climb
 
-        owner = self.owner
+        owner, scores = self.owner, self._blank()
+        noisy = torch.empty_like(scores)
         for level in range(self.shape.depth):
             front = self.fronts[level]
             if level:
                 hidden, logits = self._feed(hidden, Node(front.token, front.row, front.path), level, table)
             count = len(logits)
-            climb.spread(logits, owner.ids, self.scores)
-            scores, noisy = self.scores[:count], self.noisy[:count]
-            choose.scores(scores, self._asked(level, count), owner.stage.machine.lanes, self.work, noisy)
-            found = branch.children(noisy, self.shape.width)
+            climb.spread(logits, owner.ids, scores)
+            choose.scores(scores[:count], self._asked(level), owner.stage.machine.lanes, self.work, noisy[:count])
+            found = branch.children(noisy[:count], self.shape.width)
             branch.select(self.given, self.stand.known, found, level, (front, self.fronts[level + 1]), self.all)
         branch.keep(self.given, self.all, self.tokens, self.parents, self.sizes)

@@ -39,7 +39,7 @@ class FastTarget(ModelTarget):
         self.machine = Machine(decoder, cache, tables, usable, max_len)
         if isinstance(decoder, Native):
             decoder.passes = Passes(decoder, cache, self.machine)
-        self.stage: Stage = Stage(self.machine, self.book)
+        self.stage: Stage = Stage(self.machine, self.book, self.loans)
         self._found: tuple[Batch, Proposal, Shape | None] | None = None
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._rows = PassRows(nothing, nothing, nothing, nothing)

@@ -16,6 +16,7 @@ import torch
 from ..errors import OutriderWarning
 from ..types import Request
 from .lanes import LaneBook, fits
+from .loans import Loans
 from .rounds import Machine, capture
 
 T = TypeVar("T")
@@ -25,10 +26,11 @@ MOST = 32
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where captured work runs: the target's `machine` and its `book` of lanes."""
+    """Where captured work runs: the target's `machine`, its `book` of lanes; whoever writes to its KV spoils `loans`."""
 
     machine: Machine
     book: LaneBook
+    loans: Loans
     _fit: dict[int, bool] = field(default_factory=dict)
 
     def holds(self, request: Request) -> bool:
