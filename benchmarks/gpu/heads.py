@@ -39,8 +39,8 @@ SPECS = {
     "eagle tree": "eagle:path={few}",
     "eagle 1 chain": "eagle:path={first},width=1,depth=5",
     "medusa": "medusa:path={medusa}",
-    "layer_skip": "layer_skip:floor=0,depth=4",
-    "early_exit": "early_exit:floor=0,depth=4",
+    "layer_skip": "layer_skip:attention=4+8+12+16+20+24,mlp=none,floor=0,depth=4",
+    "early_exit": "early_exit:exit=24,floor=0,depth=4",
 }
 
 

@@ -49,3 +49,9 @@ def test_the_same_chains(spec: str, name: str) -> None:
     assert any(twice.lengths) and (drafter.depth in twice.lengths or "0.3" in spec)
     expected = [r.output for r in World(own).run(registry.parse("none"), OPTIONS[name], 2)]
     assert [r.output for r in World(own).run(registry.parse(spec), OPTIONS[name], 2)] == expected
+
+
+def test_all_of_the_target_is_always_right() -> None:
+    own, drafter = decoder("llama", True), registry.parse("layer_skip:attention=none,mlp=none,depth=3,floor=0")
+    requests = World(own).run(drafter, replace(OPTIONS["sampled"], max_tokens=9, ignore_eos=True), 2)
+    assert all(r.stats.accepted == r.stats.drafted > 0 for r in requests)
