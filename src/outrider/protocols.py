@@ -144,7 +144,8 @@ class TargetView(Protocol):
     device apart, for what is measured on one and remembered. A drafter's own states of `kv="shared"` count until a run with
     `"scratch"` writes over them.
 
-    `rows` gives the weights of embeddings and vocabulary head, `[V, H]` each, for drafters that store none of their own.
+    `rows` gives the weights of embeddings and vocabulary head, `[V, H]` each, for drafters that store none of their own. `stage`
+    is where a drafter's work can be captured (`models.replay.Stage`), None where it cannot.
     """
 
     vocab_size: int
@@ -154,6 +155,7 @@ class TargetView(Protocol):
     device: torch.device
     sampler: DraftSampler
     signature: str
+    stage: Any
 
     def run(
         self,

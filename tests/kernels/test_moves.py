@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-from outrider.kernels.moves import move_path
+from outrider.kernels.moves import arrange, move_path
 from tests.kernels.places import DEVICE, DTYPES
 
 COLUMNS, BLOCKS = 8, 3
@@ -66,3 +66,27 @@ def test_a_straight_path_moves_nothing():
 
 def ints(values: list) -> Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+@pytest.mark.parametrize("columns", [0, 5])
+def test_states_of_committed_rows_are_put_in_order(columns):
+    """Known rows and those on the path go to their positions; what lies outside stays away."""
+    rng = random.Random(columns)
+    known, computed = [3, 1, 6], [10, 0, 64]
+    paths = [sorted(rng.sample(range(columns), min(columns, k))) for k in (3, 0, 1)]
+    rows, wanted, start = [], {}, [0, 0, 0]
+    for b, count in enumerate(known):
+        start[b] = sum(known[i] + columns for i in range(b)) - computed[b]
+        base = computed[b] + count
+        rows += [(b, computed[b] + i, 0 if i == count - 1 else -1) for i in range(count)]
+        rows += [(b, base + (paths[b].index(c) if c in paths[b] else 0), c + 1) for c in range(columns)]
+    states = torch.randn(len(rows), 1030, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    for row, (b, position, slot) in enumerate(rows):
+        if slot <= 0 or slot - 1 in paths[b]:
+            wanted[start[b] + position] = states[row]
+    table = torch.tensor([p + [-1] * (columns - len(p)) for p in paths], dtype=torch.int32).reshape(3, columns).to(DEVICE)
+    out = torch.zeros(sum(known) + 3 * columns, 1030, device=DEVICE)
+    request, position, slot = torch.tensor(rows).to(DEVICE).T.contiguous()
+    arrange(states, (request, position, slot), table, torch.tensor(start).to(DEVICE), out)
+    for place, row in enumerate(out):
+        assert torch.equal(row, wanted.get(place, torch.zeros_like(row)))

@@ -53,10 +53,10 @@ def anchored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hf, "pack", lambda model: 0)
 
 
-def decoder(family: str, fused: bool, seed: int = 0, scheme: str = "none", layers: int = 1) -> Any:
+def decoder(family: str, fused: bool, scheme: str = "none", layers: int = 1, dtype: torch.dtype = torch.float32) -> Any:
     from outrider.models.native import Native
 
-    made = tiny.model(family, seed=seed, dtype=torch.float32, num_hidden_layers=layers, intermediate_size=64).to(DEVICE)
+    made = tiny.model(family, dtype=dtype, num_hidden_layers=layers, intermediate_size=64).to(DEVICE)
     quantize(made, scheme, DEVICE)
     return (Native if fused else hf.Decoder)(made, family)
 
@@ -64,18 +64,22 @@ def decoder(family: str, fused: bool, seed: int = 0, scheme: str = "none", layer
 class World:
     """A fast target around a decoder, its requests, and how many rounds were captured shapes."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: Any, blocks: int = 24) -> None:
         from outrider.models.fast import FastTarget
 
         self.decoder = own
-        self.cache = PagedCache(own.layers, 24, 64, torch.float32, DEVICE)
+        self.cache = PagedCache(own.layers, blocks, 64, own.dtype, DEVICE)
         self.target = FastTarget(own, self.cache, TextSampler(own.vocab_size), 256, lanes=8)
 
     def run(self, drafter: Drafter, params: SamplingParams, count: int = 3) -> list[Request]:
+        requests = [tiny.request(p, params, seed=i, limit=200) for i, p in enumerate(tiny.prompts(count, 3, 2, 12))]
+        self.serve(drafter, requests)
+        return requests
+
+    def serve(self, drafter: Drafter, requests: list[Request]) -> None:
         guard = Guard(drafter, self.decoder.vocab_size)
         guard.start(start_for(self.target, drafter, "tiny", None))
         engine = Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, separate=True), PerRequest(), Fixed(drafter))
-        requests = [tiny.request(p, params, seed=i, limit=200) for i, p in enumerate(tiny.prompts(count, 3, 2, 12))]
         for request in requests:
             engine.add(request)
         while engine.step() is not None:
@@ -83,7 +87,6 @@ class World:
         assert guard.working, guard.reason
         assert all(r.finish is not Finish.RUNNING and r.flying == 0 for r in requests)
         assert self.cache.free() == self.cache.capacity
-        return requests
 
 
 def drafting(own: Any, **config: int) -> DraftModel:

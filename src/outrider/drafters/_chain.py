@@ -9,6 +9,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from ..models.part_chains import PartChains, supports
+from ..models.replay import Replays
 from ..protocols import TargetView
 from ..types import Batch, Budget, Part, PassOutput, Proposal
 
@@ -20,12 +22,20 @@ T = TypeVar("T")
 class Writer:
     """Drafts with `layers` of the target, KV going where `kv` says. `floor` (0: off): a chain ends where the likeliest token's
     probability, before temperature and filters, falls below it. Guesses that are draws keep the token of that place: how many
-    there are must not depend on what they are."""
+    there are must not depend on what they are. `chains`: how it is captured."""
 
     view: TargetView
     layers: Layers
     kv: Literal["scratch", "shared"] = "scratch"
     floor: float = 0.0
+    chains: PartChains | None = None
+
+    @classmethod
+    def of(cls, view: TargetView, layers: Layers, kv: Literal["scratch", "shared"], floor: float, name: str) -> Writer:
+        """A writer for the drafter `name`, whose chains are captured where they can be: there nothing is shared."""
+        stage = view.stage
+        chains = PartChains(Replays(stage, name), floor) if supports(stage) else None
+        return cls(view, layers, kv, floor, chains)
 
     def write(self, batch: Batch, budget: Budget) -> tuple[Proposal, tuple[PassOutput, ...]]:
         """Chains within `budget` for those who have one, and the runs that made them. Nothing is read on the host if there is no
@@ -36,6 +46,9 @@ class Writer:
         if not chosen:
             return Proposal.empty(len(batch), view.device), ()
         some, rooms = _some(batch, chosen), [min(budget.depth[b], budget.nodes[b]) for b in chosen]
+        replayed = None if self.chains is None else self.chains.write(some, self.layers, rooms)
+        if replayed is not None:
+            return spread(_linear(*replayed, tuple(rooms)), chosen, len(batch)), ()
         nodes = Proposal.empty(len(some), view.device)
         for level in range(max(rooms)):
             out = view.run(some, nodes, self.layers, start=level, kv=self.kv)
@@ -76,6 +89,12 @@ def grow(nodes: Proposal, choice: Tensor, request: Tensor, rooms: Sequence[int])
         widths,
         linear=True,
     )
+
+
+def _linear(tokens: Tensor, sizes: Tensor, widths: tuple[int, ...]) -> Proposal:
+    """Chains `[B, N]` of `sizes [B]`, at most `widths`."""
+    parents = torch.arange(-1, tokens.shape[1] - 1, device=tokens.device).expand_as(tokens)
+    return Proposal(tokens, parents, sizes, torch.zeros_like(tokens), widths, linear=True)
 
 
 def spread(nodes: Proposal, chosen: Sequence[int], count: int) -> Proposal:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..types import Batch, Request, Scores, Verdict
+from ..types import Batch, PassRows, Request, Scores, Verdict
 
 
 @dataclass(slots=True)
@@ -57,20 +57,31 @@ class Past:
         self.computed = end
 
 
-def in_order(batch: Batch, verdict: Verdict, scores: Scores, feature: str) -> list[Tensor]:
+def in_order(batch: Batch, verdict: Verdict, scores: Scores, feature: str, fused: bool = False) -> list[Tensor]:
     """Per request the states of its committed rows by position, from `request.computed` on: `[n, W]`, of which as many count as
-    the round committed. No host sync."""
+    the round committed. No host sync. `fused`: by a kernel."""
     rows, states = scores.rows, scores.features[feature]
     device, most = states.device, verdict.tokens.shape[1] - 1
     counts = [p + (most if ready else 0) for p, ready in zip(batch.pending, batch.ready, strict=True)]
     starts = [sum(counts[:b]) - r.computed for b, r in enumerate(batch.requests)]
     total = sum(counts)
     shift = torch.tensor(starts).to(device, non_blocking=True)
+    if fused:
+        table = states.new_zeros(total, states.shape[1])
+        _arrange(states, rows, verdict.path.to(device), shift, table)
+        return list(torch.split(table, counts))
     path = verdict.path.to(device)[rows.request]
     kept = (rows.slot <= 0) | (path == rows.slot[:, None] - 1).any(1)
     place = torch.where(kept, rows.position + shift[rows.request], total).clamp(0, total)
     table = states.new_zeros(total + 1, states.shape[1]).index_copy_(0, place, states)
     return list(torch.split(table[:total], counts))
+
+
+def _arrange(states: Tensor, rows: PassRows, path: Tensor, shift: Tensor, table: Tensor) -> None:
+    from ..kernels.moves import arrange
+
+    if len(states):
+        arrange(states, (rows.request, rows.position, rows.slot), path, shift, table)
 
 
 def missing(request: Request) -> int:

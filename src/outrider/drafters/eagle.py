@@ -18,10 +18,12 @@ from torch import Tensor
 
 from ..errors import BadInput, DrafterMismatch
 from ..models import checkpoint as files
-from ..models import eagle_files
+from ..models import eagle_files, eagle_fused
+from ..models.climbs import Asked, Climbs
 from ..models.eagle_net import attend
 from ..models.hf import resolved
 from ..models.products import pack
+from ..models.replay import Replays
 from ..protocols import Drafter, KVNeed, Needs, PoolView, Start, Teacher
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
@@ -68,6 +70,7 @@ class Eagle(Drafter):
         plan = self.found.plan
         self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
+        self.climbs: Climbs | None = None
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """The layer's weights. What it borrows is the target's."""
@@ -87,10 +90,15 @@ class Eagle(Drafter):
         self.feature = resolved(self.found.feature, start.view.num_layers)
         rows = eagle_files.Rows(*start.view.rows())
         self.net, ids = eagle_files.build(made, rows, start.dtype, start.name)
-        pack(self.net)
         self.pool: PoolView = start.pool
         self.sampler, self.device = start.sampler, start.device
         width = min(self.config.width, self.found.plan.vocab)
+        stage, self.climbs = start.view.stage, None
+        if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
+            fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)))
+            self.climbs = Climbs(fused, Replays(stage, self.name), start.usable, ids, width)
+        else:
+            pack(self.net)
         self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
@@ -98,6 +106,9 @@ class Eagle(Drafter):
         able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and budget.nodes[b] and budget.depth[b]]
         able = [b for b in able if self._known(batch.requests[b])]
         parts = []
+        replayed = self._replayed(batch, budget, able)
+        if replayed is not None:
+            parts, able = [replayed], [b for b in able if b not in replayed.members]
         for drawn in (False, True):
             members = [b for b in able if batch.requests[b].sampled == drawn]
             if members:
@@ -115,6 +126,39 @@ class Eagle(Drafter):
         most = [width * d if chain or drawn else width + (d - 1) * width**2 for d in limits.depths]
         widths = tuple(min(n, m) for n, m in zip(limits.nodes, most, strict=True))
         return Part(tuple(members), tokens, parents, sizes, widths, chain)
+
+    @torch.inference_mode()
+    def _replayed(self, batch: Batch, budget: Budget, able: list[int]) -> Part | None:
+        """Guesses, as one replay, for those of the requests `able` whose past has no gap and whose blocks have the room."""
+        climbs = self.climbs
+        if climbs is None:
+            return None
+        members = [
+            b
+            for b in able
+            if climbs.holds(batch.requests[b])
+            and not self._pasts[batch.requests[b].id].base
+            and climbs.fed(budget.depth[b]) <= batch.room[b] + 1
+        ]
+        if not members or not climbs.room([batch.requests[b] for b in members]):
+            return None
+        asked = [
+            Asked(r, self._unread(r), budget.depth[b], budget.nodes[b]) for b, r in ((b, batch.requests[b]) for b in members)
+        ]
+        made = climbs.climb(asked)
+        if made is None:
+            return None
+        for one in asked:
+            self._pasts[one.request.id].read(missing(one.request))
+        return Part(tuple(members), *made, climbs.widths(asked), climbs.width == 1)
+
+    def _unread(self, request: Request) -> Tensor:
+        """States `[n, W]` of the last known tokens, row after row: of all that have no KV, at most `_FEW`, at least one."""
+        past, end = self._pasts[request.id], missing(request)
+        self._catch_up(request, end - 1, _FEW - 1)
+        states = past.rows(min(past.computed, end - 1), end)
+        assert states is not None
+        return states.contiguous()
 
     def _known(self, request: Request) -> bool:
         """Whether the states of all tokens since the request's base are there."""
@@ -189,7 +233,8 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed. A prompt's are read at once, so that samples of one prompt share the KV."""
-        for request, states in zip(batch.requests, in_order(batch, verdict, scores, self.feature), strict=True):
+        found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
+        for request, states in zip(batch.requests, found, strict=True):
             if request.id not in self._pasts or request.computed == request.taken:
                 self._pasts[request.id] = self._begun(request)
             past = self._pasts[request.id]

@@ -73,7 +73,7 @@ class EarlyExit(Drafter):
             raise DrafterMismatch(f"early_exit cannot leave {start.name} after {layers} of its {view.num_layers} layers")
         self.depth = self.nodes = config.depth or _DEPTH
         floor = _FLOOR if config.floor is None else config.floor
-        self._writer = Writer(view, range(layers), "shared", floor)
+        self._writer = Writer.of(view, range(layers), "shared", floor, self.name)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         if self._writer is None:

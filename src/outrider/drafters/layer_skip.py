@@ -88,7 +88,7 @@ class LayerSkip(Drafter):
             )
         self.depth = self.nodes = config.depth or _DEPTH
         floor = _FLOOR if config.floor is None else config.floor
-        self._writer = Writer(view, parts(skipped, view.num_layers), "scratch", floor)
+        self._writer = Writer.of(view, parts(skipped, view.num_layers), "scratch", floor, self.name)
         if config.search:
             self._doses = Doses(Search(skipped, view.num_layers), view, config.window)
 

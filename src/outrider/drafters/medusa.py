@@ -19,8 +19,9 @@ from torch import Tensor
 from .. import tree
 from ..errors import BadInput, DrafterMismatch
 from ..models import checkpoint as files
-from ..models import medusa_heads
+from ..models import medusa_heads, medusa_replay
 from ..models.products import pack
+from ..models.replay import Replays
 from ..protocols import Drafter, Needs, Start, Teacher
 from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, Proposal, Request, Scores, Slots, Verdict
@@ -77,6 +78,7 @@ class Medusa(Drafter):
         self.chances = [row[:1] if config.nodes <= self.depth else row for row in _chances(measured, count)]
         self._states: dict[int, State] = {}
         self._shapes: dict[tuple[int, int], Shape] = {}
+        self.replays: medusa_replay.MedusaReplays | None = None
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """The heads. What they borrow is the target's."""
@@ -90,7 +92,11 @@ class Medusa(Drafter):
         made = files.read(self.path)
         files.same_target(made, start.fingerprint, start.name)
         self.heads, self.ids = medusa_heads.build(made, start.view.rows()[1], start.dtype, start.name)
-        pack(self.heads)
+        if start.view.stage is not None:
+            replays: Replays[medusa_replay.MedusaReplay] = Replays(start.view.stage, self.name)
+            self.replays = medusa_replay.MedusaReplays(self.heads, replays, start.usable, self.ids)
+        else:
+            pack(self.heads)
 
     @cached_property
     def _none(self) -> Tensor:
@@ -100,18 +106,36 @@ class Medusa(Drafter):
         """One product per head, then the tree. A request whose last state was not seen gets no guesses."""
         able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and self._fresh(r)]
         parts = []
-        for (nodes, depth, drawn), members in groups(batch, budget, able, self.depth).items():
-            parts.append(self._part(batch, members, self._shape(nodes, depth), drawn))
+        for (shape, drawn), members in self._groups(batch, budget, able).items():
+            replayed = None if drawn else self._replayed(batch, members, shape)
+            parts.append(replayed or self._part(batch, members, shape, drawn))
         return self._began.sampler.attach(batch, joined(parts, len(batch), self._began.device))
 
     def _fresh(self, request: Request) -> bool:
         state = self._states.get(request.id)
         return state is not None and 0 < len(request.tokens) - state.length <= state.most
 
+    def _groups(self, batch: Batch, budget: Budget, able: list[int]) -> dict[tuple[Shape, bool], list[int]]:
+        """Members by the shape of their guesses, and whether these are draws."""
+        found: dict[tuple[Shape, bool], list[int]] = {}
+        for (nodes, depth, drawn), members in groups(batch, budget, able, self.depth).items():
+            found.setdefault((self._shape(nodes, depth), drawn), []).extend(members)
+        return found
+
     def _shape(self, nodes: int, depth: int) -> Shape:
         if (nodes, depth) not in self._shapes:
             self._shapes[nodes, depth] = sparse(self.chances, nodes, depth)
         return self._shapes[nodes, depth]
+
+    @torch.inference_mode()
+    def _replayed(self, batch: Batch, members: list[int], shape: Shape) -> Part | None:
+        """Guesses in one shape as one replay, where that can hold all of these requests."""
+        if self.replays is None or not all(self.replays.holds(batch.requests[b]) for b in members):
+            return None
+        asked = [medusa_replay.Asked(r, self._states[r.id].hidden) for b in members for r in [batch.requests[b]]]
+        tree_ = medusa_replay.Shape(0, shape.parents, shape.ranks, shape.depths, shape.linear, False)
+        made = self.replays.guess(asked, tree_)
+        return None if made is None else Part(tuple(members), *made, (len(shape),) * len(members), shape.linear)
 
     @torch.inference_mode()
     def _part(self, batch: Batch, members: list[int], shape: Shape, drawn: bool) -> Part:

@@ -40,15 +40,18 @@ def _norm(
     tl.store(OUT + row * sO + i, y.to(OUT.dtype.element_ty), mask=have)
 
 
-def add_rms_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, gemma: bool = False) -> Tensor:
+def add_rms_norm(
+    x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, gemma: bool = False, once: bool = False
+) -> Tensor:
     """`residual += x` in place (where there is an `x`), then its root mean square norm times the weight: `[R, N]`. Llama rounds
-    before the weight is applied; with `gemma` the weight counts from one and is applied before rounding."""
+    before the weight is applied; with `gemma` the weight counts from one and is applied before rounding; `once`: before rounding,
+    as it is."""
     rows, width = residual.shape
     out = torch.empty(rows, width, dtype=residual.dtype, device=residual.device)
     first = residual if x is None else x
     _norm[(rows,)](
         first, residual, weight, out, first.stride(0), residual.stride(0), out.stride(0), eps, 1.0 if gemma else 0.0,
-        ADD=x is not None, WIDE=gemma, N=width, NP=triton.next_power_of_2(width), num_warps=4 if width < 4096 else 8,
+        ADD=x is not None, WIDE=gemma or once, N=width, NP=triton.next_power_of_2(width), num_warps=4 if width < 4096 else 8,
     )  # fmt: skip
     return out
 

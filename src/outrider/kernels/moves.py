@@ -40,3 +40,31 @@ def move_path(groups: Sequence[Tensor], table: Tensor, known: Tensor, result: Te
             group, table, known, result, group.stride(0), group.stride(1), group.stride(2), result.stride(0), table.shape[1],
             N=columns, W=width, WP=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
+
+
+@triton.jit
+def _arrange(
+    X, REQUEST, POSITION, SLOT, PATH, SHIFT, OUT, sX, sP, total,
+    N: tl.constexpr, NP: tl.constexpr, W: tl.constexpr, CH: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    request = tl.load(REQUEST + row).to(tl.int64)
+    slot = tl.load(SLOT + row)
+    p = tl.arange(0, NP)
+    column = tl.load(PATH + request * sP + p, mask=p < N, other=-1)
+    kept = (slot <= 0) | (tl.max((column == slot - 1).to(tl.int32), 0) > 0)
+    place = tl.load(POSITION + row).to(tl.int64) + tl.load(SHIFT + request)
+    i = tl.program_id(1) * CH + tl.arange(0, CH)
+    there = (i < W) & kept & (place >= 0) & (place < total)
+    tl.store(OUT + place * W + i, tl.load(X + row * sX + i, mask=there), mask=there)
+
+
+def arrange(states: Tensor, rows: tuple[Tensor, Tensor, Tensor], path: Tensor, shift: Tensor, out: Tensor) -> None:
+    """Copy the states `[R, W]` of rows (request, position, slot, `[R]` each) that are known or on their request's `path [B, N]`
+    of columns to `out[position + shift[request]]`, where `out [total, W]` has such a place. `shift [B]` int64."""
+    count, width = states.shape
+    chunk, columns = 1024, path.shape[1]
+    _arrange[(count, triton.cdiv(width, chunk))](
+        states, *rows, path, shift, out, states.stride(0), path.stride(0), out.shape[0],
+        N=columns, NP=triton.next_power_of_2(max(columns, 1)), W=width, CH=chunk, num_warps=4,
+    )  # fmt: skip

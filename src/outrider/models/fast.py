@@ -15,9 +15,10 @@ from torch import Tensor
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
 from .answer import Answer, mark
-from .lanes import LaneBook, filters, fits
+from .lanes import LaneBook, filters
 from .native import Native
 from .passes import Passes
+from .replay import Stage
 from .rounds import Machine, Play, Shape, shape_of
 from .target import ModelTarget
 
@@ -38,7 +39,7 @@ class FastTarget(ModelTarget):
         self.machine = Machine(decoder, cache, tables, usable, max_len)
         if isinstance(decoder, Native):
             decoder.passes = Passes(decoder, cache, self.machine)
-        self._fit: dict[int, bool] = {}
+        self.stage: Stage = Stage(self.machine, self.book, self.loans)
         self._found: tuple[Batch, Proposal, Shape | None] | None = None
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._rows = PassRows(nothing, nothing, nothing, nothing)
@@ -47,13 +48,7 @@ class FastTarget(ModelTarget):
         """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
         if self.needs.logits or not all(batch.ready) or any(p != 1 for p in batch.pending):
             return False
-        for request in batch.requests:
-            found = self._fit.get(request.id)
-            if found is None:
-                found = self._fit[request.id] = fits(request)
-            if not found:
-                return False
-        return self.book.room(batch.requests)
+        return all(map(self.stage.holds, batch.requests)) and self.book.room(batch.requests)
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses where the round wants them: a captured one takes them from the host."""
@@ -104,7 +99,7 @@ class FastTarget(ModelTarget):
     def release(self, request: Request) -> None:
         super().release(request)
         self.book.release(request)
-        self._fit.pop(request.id, None)
+        self.stage.release(request)
 
 
 def _numbers(requests: Sequence[Request]) -> tuple[list[int], ...]:

@@ -214,14 +214,14 @@ def _join(block: Any) -> Block:
     window = getattr(attention, "sliding_window", None)
     return Block(
         block.input_layernorm.weight.detach(),
-        _joined(parts),
+        joint(parts),
         bias,
         _weight(attention, "q_norm"),
         _weight(attention, "k_norm"),
         _own(attention.o_proj),
         None if out_bias is None else out_bias.detach(),
         block.post_attention_layernorm.weight.detach(),
-        _joined([mlp.gate_proj, mlp.up_proj]),
+        joint([mlp.gate_proj, mlp.up_proj]),
         _own(mlp.down_proj),
         int(window) if isinstance(window, int) and window > 0 else None,
     )
@@ -237,7 +237,7 @@ def _own(linear: Any) -> Weight:
     return weight.detach() if isinstance(weight, Tensor) else weight
 
 
-def _joined(linears: Sequence[Any]) -> Weight:
+def joint(linears: Sequence[Any]) -> Weight:
     """Their weights one below the other in one tensor, which they then share."""
     whole: Weight
     if isinstance(linears[0], QuantizedLinear):

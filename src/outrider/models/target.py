@@ -19,6 +19,7 @@ from .hf import Decoder, layers_read
 from .layout import Layout
 from .loans import Loans
 from .parts import Layers
+from .replay import Stage
 
 
 class ModelTarget:
@@ -39,6 +40,9 @@ class ModelTarget:
 
     watched = True
     """Whether the drafter observes rounds; if not, a captured round need not show what only it would read."""
+
+    stage: Stage | None = None
+    """Where a drafter's work can be captured, if anywhere."""
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses on the device that will judge them."""
@@ -135,6 +139,7 @@ class View:
         self.vocab_size, self.num_layers, self.hidden_size = target.vocab_size, decoder.num_layers, decoder.hidden_size
         self.max_len, self.device, self.sampler = target.max_len, target.device, sampler or Drawer(target.sampler)
         self.signature: str = decoder.signature
+        self.stage = target.stage
 
     def run(
         self,

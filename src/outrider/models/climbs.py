@@ -1,0 +1,241 @@
+"""Guesses of an EAGLE network as one replay of a CUDA graph: read what is new, then one pass of the layer per level.
+
+What is new: the target's states of tokens accepted since, whose addresses the host tells, so that nothing is copied to begin
+with. KV of guesses lies in the target's pool behind the committed one, where the next round's true states write over it. Nothing
+of a guess is read by the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..types import Request
+from .eagle_fused import FusedEagle
+from .lanes import filters, staged
+from .replay import Replays
+from .rounds import GUESSING, LENGTHS, bucket
+from .rows import Rows, tiles_of
+
+FRESH = (8, 16, 48)
+"""Tokens to be read per request, at most."""
+
+
+class Shape(NamedTuple):
+    """`requests` B, `fresh` tokens M, `depth` D, `width` k, a bound on sequence lengths, whether any request filters."""
+
+    requests: int
+    fresh: int
+    depth: int
+    width: int
+    longest: int
+    filters: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to guess for: the `states [n, W]` of its last n known tokens but one, levels and nodes allowed."""
+
+    request: Request
+    states: Tensor
+    depth: int
+    nodes: int
+
+
+class Climbs:
+    """Climbs of one network. `usable`: ids that can be chosen; `ids [n]`: the target's tokens that it scores, None: the first."""
+
+    def __init__(self, net: FusedEagle, replays: Replays[Climb], usable: int, ids: Tensor | None, width: int) -> None:
+        self.net, self.replays, self.usable, self.ids, self.width = net, replays, usable, ids, width
+        self.stage = replays.stage
+        self.shown = max(usable, net.plan.vocab if ids is None else int(ids.max()) + 1)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a request's guesses can be made here, lanes permitting."""
+        return not self.replays.off and self.stage.holds(request)
+
+    def room(self, requests: Sequence[Request]) -> bool:
+        return len(requests) <= GUESSING[-1] and self.stage.book.room(requests)
+
+    def fed(self, depth: int) -> int:
+        """Nodes whose KV must find room behind the known tokens but the last."""
+        return self.width * (depth - 1)
+
+    def widths(self, asked: Sequence[Asked]) -> tuple[int, ...]:
+        """Host bounds of how many guesses there are."""
+        return tuple(min(a.nodes, self.offered(a.depth)) for a in asked)
+
+    def offered(self, depth: int) -> int:
+        """Nodes that so many levels offer."""
+        return self.width + (depth - 1) * self.width**2
+
+    def climb(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Tokens and parents `[C, N]` and sizes `[C]` on the device, which the next climb overwrites; None where it cannot be
+        captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed."""
+        requests = [a.request for a in asked]
+        depth, fresh = max(a.depth for a in asked), bucket(max(len(a.states) for a in asked), FRESH)
+        longest = bucket(max(len(r.tokens) for r in requests) + depth, LENGTHS)
+        count = bucket(len(requests), GUESSING)
+        if fresh is None or longest is None or count is None:
+            return None
+        shape = Shape(count, fresh, depth, self.width, longest, any(map(filters, requests)))
+        made = self.replays.get(shape, lambda: (Strand if self.width == 1 else Branching)(shape, self))
+        return None if made is None else made.play(asked, self.stage.book.take(requests))
+
+
+class Climb:
+    """One captured shape: what chains and trees have in common."""
+
+    def __init__(self, shape: Shape, owner: Climbs) -> None:
+        from ..kernels.attention import rows_per_tile
+        from ..kernels.choose import Work
+        from ..kernels.climb import HEAD, Stand
+
+        self.shape, self.owner, self.nodes = shape, owner, owner.offered(shape.depth)
+        net, device = owner.net, owner.net.device
+        b, fresh, k = shape.requests, shape.fresh, shape.width
+        self.host = np.zeros((b, HEAD + fresh), dtype=np.int64)
+        self.host[:, 0] = owner.stage.machine.padding
+        self.given = torch.from_numpy(self.host).to(device)
+        self.stand = Stand.make(b, fresh, k, shape.depth, device)
+        self.states = torch.zeros(b * fresh, net.reads, dtype=net.dtype, device=device)
+        size = rows_per_tile(net.plan.heads // net.plan.pairs)
+        self.tiles = [self._tiles(rows, size, device) for rows in (1, k)]
+        self.ends = torch.arange(1, b + 1, device=device) * fresh - 1
+        self.work = Work.make(b * k, owner.usable, device, filters=shape.filters)
+        self.tokens = torch.zeros(b, self.nodes, dtype=torch.int64, device=device)
+        self.parents = torch.arange(-1, self.nodes - 1, device=device).repeat(b, 1)
+        self.sizes = torch.zeros(b, dtype=torch.int64, device=device)
+        self.nothing = torch.zeros(b * max(k, fresh), 0, dtype=torch.int32, device=device)
+        self._prepare(device)
+        self.replay = owner.replays.capture(self._work)
+
+    def _prepare(self, device: torch.device) -> None:
+        """For heirs: make buffers."""
+
+    def _tiles(self, rows: int, size: int, device: torch.device) -> Tensor:
+        ends = range(0, (self.shape.requests + 1) * rows, rows)
+        return torch.tensor(tiles_of(pairwise(ends), size), dtype=torch.int32).to(device)
+
+    def play(self, asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Run it. Nothing waits for the device."""
+        host = self.host
+        host[:, 1:] = 0
+        host[:, 0] = self.owner.stage.machine.padding
+        for row, lane, one in zip(host, lanes, asked, strict=False):
+            tokens, fresh = one.request.tokens, len(one.states)
+            row[:6] = lane, len(tokens), fresh, one.states.data_ptr(), one.depth, one.nodes
+            row[-fresh:] = tokens[-fresh:]
+        self.given.copy_(staged(host, self.given.device), non_blocking=True)
+        self.replay()
+        count, columns = len(asked), min(self.nodes, max(one.nodes for one in asked))
+        return self.tokens[:count, :columns], self.parents[:count, :columns], self.sizes[:count]
+
+    @torch.inference_mode()
+    def _work(self) -> None:
+        """What the graph holds."""
+        from ..kernels import climb
+
+        climb.stand(self.given, self.owner.stage.machine.lanes.table, self.shape.width, self.stand)
+        table = self.owner.stage.machine.table(self.given[:, 0].contiguous())
+        self._guess(*self._read(table), table)
+
+    def _guess(self, hidden: Tensor, logits: Tensor, table: Tensor) -> None:
+        """All levels, from state and scores `[B, .]` of the last known token."""
+        raise NotImplementedError
+
+    def _read(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """KV of what is new; state and scores of the last of it, `[B, .]`."""
+        from ..kernels import climb
+        from ..kernels.attention import Where
+
+        net, stand = self.owner.net, self.stand
+        climb.collect(self.given, self.states)
+        x, residual = net.enter(net.net.fuse(self.states), stand.token)
+        where = Where(stand.attend[self.ends], stand.known, self.nothing, table, self.tiles[0], self.shape.longest)
+        rows = Rows(stand.token, stand.position, stand.write, where, False, False, self.shape.longest)
+        query = net.project(x, rows)
+        return net.leave(query[self.ends], rows, residual[self.ends])
+
+    def _feed(self, hidden: Tensor, node: Node, level: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """State and scores `[B k, .]` of the nodes that are fed at a level."""
+        from ..kernels.attention import Where
+
+        net, stand, at = self.owner.net, self.stand, level - 1
+        x, residual = net.enter(hidden, node.token, node.source)
+        where = Where(stand.node_attend[at], stand.known, node.path, table, self.tiles[1], self.shape.longest)
+        branches = node.source is not None
+        rows = Rows(node.token, stand.node_position[at], stand.node_write[at], where, branches, False, self.shape.longest)
+        return net.leave(net.project(x, rows), rows, residual)
+
+    def _blank(self) -> Tensor:
+        """Scores `[B k, V]` of tokens that cannot be."""
+        rows = self.shape.requests * self.shape.width
+        return torch.full((rows, self.owner.shown), float("-inf"), device=self.given.device)
+
+    def _asked(self, level: int) -> Any:
+        """What is to be chosen at a level: below the root there are k rows of each request, at the root one."""
+        from ..kernels.choose import Asked as Drawn
+
+        lane, position, k = self.stand.lane, self.stand.asked[level], self.shape.width
+        return Drawn(lane, position) if level or k == 1 else Drawn(lane[::k].contiguous(), position[::k].contiguous())
+
+
+class Node(NamedTuple):
+    """Nodes to be fed, `[B k]`: tokens, the rows `source` of the states they hang under (None: their own), paths."""
+
+    token: Tensor
+    source: Tensor | None
+    path: Tensor
+
+
+class Strand(Climb):
+    """A chain."""
+
+    def _prepare(self, device: torch.device) -> None:
+        self.chosen = torch.zeros(self.shape.depth, self.shape.requests, dtype=torch.int64, device=device)
+
+    def _guess(self, hidden: Tensor, logits: Tensor, table: Tensor) -> None:
+        from ..kernels import climb
+        from ..kernels.choose import choose
+
+        owner, chosen, scores = self.owner, self.chosen, self._blank()
+        for level in range(self.shape.depth):
+            if level:
+                hidden, logits = self._feed(hidden, Node(chosen[level - 1], None, self.nothing), level, table)
+            climb.spread(logits, owner.ids, scores)
+            choose(scores, self._asked(level), owner.stage.machine.lanes, self.work, chosen[level])
+        climb.chain(self.given, chosen, self.tokens, self.sizes)
+
+
+class Branching(Climb):
+    """A tree, as `drafters._climb` grows it: every level feeds the best nodes of the one before, in the end the best are kept."""
+
+    def _prepare(self, device: torch.device) -> None:
+        from ..kernels.branch import Front, Offered
+
+        b, k, depth = self.shape.requests, self.shape.width, self.shape.depth
+        self.all = Offered.make(b, self.nodes, device)
+        self.fronts = [Front.make(b * k, depth, device) for _ in range(depth + 1)]
+
+    def _guess(self, hidden: Tensor, logits: Tensor, table: Tensor) -> None:
+        from ..kernels import branch, choose, climb
+
+        owner, scores = self.owner, self._blank()
+        noisy = torch.empty_like(scores)
+        for level in range(self.shape.depth):
+            front = self.fronts[level]
+            if level:
+                hidden, logits = self._feed(hidden, Node(front.token, front.row, front.path), level, table)
+            count = len(logits)
+            climb.spread(logits, owner.ids, scores)
+            choose.scores(scores[:count], self._asked(level), owner.stage.machine.lanes, self.work, noisy[:count])
+            found = branch.children(noisy[:count], self.shape.width)
+            branch.select(self.given, self.stand.known, found, level, (front, self.fronts[level + 1]), self.all)
+        branch.keep(self.given, self.all, self.tokens, self.parents, self.sizes)

@@ -1,0 +1,92 @@
+"""What a drafter does in a round, as graphs beside the target's rounds: on its lanes, in the memory of its graphs.
+
+A drafter always has another way to make the same guesses, launch by launch. It goes that way where this one cannot be gone, for
+want of memory or because something cannot be captured; a warning says so once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from ..errors import OutriderWarning
+from ..types import Request
+from .lanes import LaneBook, fits
+from .loans import Loans
+from .rounds import Machine, capture
+
+T = TypeVar("T")
+MOST = 32
+"""Shapes that a drafter keeps captured at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where captured work runs: the target's `machine`, its `book` of lanes; whoever writes to its KV spoils `loans`."""
+
+    machine: Machine
+    book: LaneBook
+    loans: Loans
+    _fit: dict[int, bool] = field(default_factory=dict)
+
+    def holds(self, request: Request) -> bool:
+        """Whether a lane can hold what decides this request's tokens."""
+        found = self._fit.get(request.id)
+        if found is None:
+            found = self._fit[request.id] = fits(request)
+        return found
+
+    def release(self, request: Request) -> None:
+        self._fit.pop(request.id, None)
+
+
+class Replays(Generic[T]):
+    """What was captured for a drafter called `name`, by shape; of `MOST` the one longest unused goes."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage, self.name = stage, name
+        self.off = False
+        self._made: dict[Hashable, T] = {}
+
+    def get(self, shape: Hashable, make: Callable[[], T]) -> T | None:
+        """What was made for a shape, made now if it is new; None where there is none."""
+        if self.off:
+            return None
+        found = self._made.pop(shape, None)
+        if found is None:
+            if len(self._made) >= MOST:
+                del self._made[next(iter(self._made))]
+            found = self._new(make)
+            if found is None:
+                return None
+        self._made[shape] = found
+        return found
+
+    def _new(self, make: Callable[[], T]) -> T | None:
+        try:
+            return make()
+        except torch.OutOfMemoryError:
+            self._made.clear()
+            self.stage.machine.forget()
+        except (RuntimeError, ValueError) as error:
+            self._stop(str(error).splitlines()[0])
+            return None
+        try:
+            return make()
+        except torch.OutOfMemoryError:
+            self._stop("there is no memory for it")
+            return None
+
+    def _stop(self, why: str) -> None:
+        self.off = True
+        self._made.clear()
+        warnings.warn(f"{self.name} is not captured, which costs speed only: {why}", OutriderWarning, stacklevel=2)
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], Any]:
+        """`work` as one replay of a graph; where there are no graphs, as it is."""
+        machine = self.stage.machine
+        return capture(work, machine.pool).replay if machine.graphs else work
