@@ -134,11 +134,11 @@ def _first(lowest, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
     return 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NB", "MAXD", "NS", "NSP"], do_not_specialize_on_alignment=["TILES", "PM", "PL"])
 def _parts(
-    Q, K, V, PATH, KNOWN, POS, TABLE, TILES, O, PM, PL, sQ, sQh, sK, sKh, NB, MAXD, NS, scale,
+    Q, K, V, PATH, KNOWN, POS, TABLE, TILES, O, PM, PL, sQ, sQh, sK, sKh, NB, MAXD, NS, NSP, scale,
     KVH: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
-    BT: tl.constexpr, SPLIT: tl.constexpr, UNIT: tl.constexpr, NSP: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    BT: tl.constexpr, SPLIT: tl.constexpr, UNIT: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
     TREE: tl.constexpr, EXACT: tl.constexpr, PAIR: tl.constexpr, TURNS: tl.constexpr,
 ):  # fmt: skip
     """Partial softmaxes of `UNIT` splits. Programs 0..NSP - 1 of a tile take them in turn, for all its rows; of trees, programs
@@ -201,7 +201,7 @@ def _parts(
             store_part(O, PM, PL, state, lines[1], first, kvh, s, NS, d, KVH, G, DP, TILE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NS"], do_not_specialize_on_alignment=["PM", "PL"])
 def _combine(
     O, PM, PL, POS, OUT, NS, sO, sOh,
     KVH: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
@@ -234,7 +234,7 @@ def _combine(
     tl.store(where, out.to(OUT.dtype.element_ty), mask=(g < GROUP)[:, None] & (d < D)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["NB"], do_not_specialize_on_alignment=["TILES"])
 def _serial(
     Q, K, V, POS, TABLE, TILES, OUT, sQ, sQh, sK, sKh, sO, sOh, NB, scale,
     KVH: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr,
@@ -351,8 +351,8 @@ def _in_parts(q: Tensor, pool: tuple[Tensor, Tensor], where: Where, scale: float
     programs = share + (rows_per_tile(common["GROUP"]) // inner["TURNS"] if form.tree else 0)
     _parts[(tiles, kv, programs)](
         q, keys, values, where.path, where.known, where.position, where.table, where.tiles, partial, state[0], state[1],
-        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), where.table.stride(0), where.path.shape[1], parts, scale,
-        NSP=share, TREE=form.tree, UNIT=unit, **common, **inner,
+        q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), where.table.stride(0), where.path.shape[1], parts, share, scale,
+        TREE=form.tree, UNIT=unit, **common, **inner,
     )  # fmt: skip
     entries, per = min(common["DP"], 32), tuning.stretch // unit
     _combine[(rows, kv, common["DP"] // entries)](
