@@ -6,9 +6,10 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..plan.costs import merged
 from .numbers import LOSS, Run, Speedup, together
 from .workloads import Workload
 
@@ -18,7 +19,8 @@ class Row:
     """A drafter on a workload. `draft` is the spec as given, `drafter` the name behind it; counters and seconds are sums over
     `runs` runs, so that draft, verify and other seconds make up all seconds. `equal` of `compared` answers were the plain ones.
     `plain_tokens_per_second` and `speedup` (None for plain decoding itself) are of the plain runs beside these. `synthetic`: the
-    answers were known beforehand, so this is no real drafter. `note`: what else must be known."""
+    answers were known beforehand, so this is no real drafter. `note`: what else must be known. `offered_by_position`: share of
+    the rounds that had such a guess; `costs`: seconds of a round's parts, drafted and plain, by batch and size (`plan/costs`)."""
 
     workload: str
     draft: str
@@ -45,6 +47,8 @@ class Row:
     compared: int
     warmup_seconds: float
     note: str = ""
+    offered_by_position: tuple[float, ...] = ()
+    costs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,4 +157,6 @@ def row(workload: Workload, who: Name, runs: Sequence[Run], plain: Sequence[Run]
         compared=sum(len(r.results) for r in runs),
         warmup_seconds=warmup,
         note=who.note,
+        offered_by_position=tuple(n / max(1, stats.rounds) for n in stats.offered_at),
+        costs=merged(r.costs for r in (*runs, *(() if runs is plain else plain))).table(asked=False).as_json(),
     )

@@ -39,7 +39,7 @@ Tell = Callable[[str, float], None]
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to measure. `batch`: prompts that are answered together; `limit`: prompts per workload; `repeats`: pairs of runs;
-    `control`: who decides how far to look ahead."""
+    `control`: who decides how far to look ahead, where `depth` does not fix it."""
 
     drafts: tuple[str, ...]
     workloads: tuple[Workload, ...]
@@ -50,9 +50,10 @@ class Plan:
     batch: int = 1
     limit: int | None = None
     control: str = controllers.DEFAULT
+    depth: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "batch", "limit"):
+        for name in ("repeats", "batch", "limit", "depth"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"{name} must be at least 1, got {value}")
@@ -66,7 +67,7 @@ class Plan:
     @property
     def params(self) -> SamplingParams:
         """Of every request, plain or not."""
-        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed)
+        return SamplingParams(temperature=self.temperature, max_tokens=self.max_tokens, seed=self.seed, depth=self.depth)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -81,7 +82,7 @@ class Plan:
     @property
     def settings(self) -> dict[str, Any]:
         """For the report."""
-        names = ("drafts", "max_tokens", "temperature", "seed", "repeats", "batch", "limit")
+        names = ("drafts", "max_tokens", "temperature", "seed", "repeats", "batch", "limit", "control", "depth")
         return {name: getattr(self, name) for name in names}
 
 

@@ -36,6 +36,7 @@ Workloads = Annotated[
 ]
 Repeats = Annotated[int, typer.Option(min=1, help="Pairs of runs, plain and drafted; an interval needs two or more.")]
 Batch = Annotated[int, typer.Option(min=1, help="How many prompts are answered together.")]
+Depth = Annotated[int | None, typer.Option(min=1, help="Look ahead just so far, as far as the drafter can.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many prompts of each workload.")]
 Output = Annotated[str | None, typer.Option(metavar="PATH", help="Write the JSON object to a file as well.")]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of every request.")]
@@ -65,6 +66,7 @@ def bench(
     repeats: Repeats = 3,
     batch: Batch = 1,
     control: o.Control = "goodput",
+    depth: Depth = None,
     limit: Limit = None,
     json: o.Json = False,
     output: Output = None,
@@ -77,7 +79,7 @@ def bench(
         typer.echo(describe_drafters())
         return
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
-    plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control})
+    plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control, "depth": depth})
     _check_output(output)
     report = _measure(
         plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)

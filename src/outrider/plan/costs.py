@@ -64,6 +64,17 @@ class Samples:
         return Table({name: _curves(found) for name, found in self.parts.items()}, asked, context)
 
 
+def merged(many: Iterable[Samples]) -> Samples:
+    """All of them together."""
+    total = Samples()
+    for one in many:
+        for part, found in one.parts.items():
+            for (batch, size), seconds in found.items():
+                total.parts[part][batch, size] += seconds
+        total.contexts += one.contexts
+    return total
+
+
 def _curves(samples: Mapping[tuple[int, int], list[float]]) -> Curves:
     found: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for (batch, size), seconds in sorted(samples.items()):
