@@ -15,10 +15,14 @@ SAFE = 1.03
 """A smaller gain that is foretold counts as none: the figures are not that good."""
 
 
+OFTEN = 0.95
+"""Share of rounds with guesses below which silence is worth a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What the formulas say at one depth of the first batch, beside what is foretold from chances and costs (and what was measured,
-    where it was)."""
+    """What the formulas say at one depth of the first batch, beside what is foretold from chances and costs (and what was
+    measured, where it was)."""
 
     depth: int
     foretold: float
@@ -42,8 +46,8 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One drafter on one kind of text. `rate`: chance of a guess, as one number; `cost`: of a guess, in plain rounds, at the first
-    batch."""
+    """One drafter on one kind of text. `rate`: chance of a guess, as one number; `cost`: of a guess, in plain rounds, at the
+    first batch."""
 
     draft: str
     workload: str
@@ -62,18 +66,20 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known: whose guesses, on what, how good they are, what steps cost; `seen`: a depth and the speed-up measured with it,
-    at the first batch."""
+    """What is known: whose guesses, on what, how good they are, what steps cost; `seen`: a depth and the speed-up measured with
+    it, at the first batch; `depths`: those that the drafter has, where that is known."""
 
     draft: str
     workload: str
     acceptance: Record | Chances
     costs: Costs
     seen: tuple[int, float] | None = None
+    depths: tuple[int, ...] | None = None
 
 
 def outlook(case: Case, depths: Sequence[int], batches: Sequence[int]) -> Outlook:
     """Every depth at every batch, and what follows."""
+    depths = case.depths or depths
     found = grid(case.acceptance, case.costs, depths, batches)
     rate = case.acceptance.rate
     advice = tuple(_advise(case, found, depths, batch) for batch in batches)
@@ -82,8 +88,13 @@ def outlook(case: Case, depths: Sequence[int], batches: Sequence[int]) -> Outloo
     return Outlook(case.draft, case.workload, rate, cost, case.costs.measured, tuple(found), advice, rows)
 
 
+def offered(acceptance: Record | Chances) -> tuple[float, ...]:
+    """How often there is a guess, by position."""
+    return acceptance.chances.offer if isinstance(acceptance, Record) else acceptance.offer
+
+
 def _advise(case: Case, found: Sequence[Prediction], depths: Sequence[int], batch: int) -> Advice:
-    needed = break_even(case.costs, depths, batch)
+    needed = break_even(case.costs, depths, batch, offered(case.acceptance))
     top = best(found, batch)
     if top is not None and top.speedup >= SAFE:
         known = "" if top.known or not case.costs.measured else "; passes of this batch were not measured"
@@ -105,8 +116,10 @@ def _against(case: Case, least: Prediction, needed: float | None, batch: int) ->
     worst = max(parts, key=lambda name: parts[name])
     more = sum(parts.values())
     took = f"a look-ahead of {least.depth} adds {more:.0%} to a round, most of it {worst}, and brings {least.tau - 1:.0%}"
+    made = offered(case.acceptance)[0]
+    seldom = f" as seldom as they are made (in {made:.0%} of the rounds)" if made < OFTEN else ""
     if needed is None:
-        return f"do not speculate: {took}; even right guesses would not pay"
+        return f"do not speculate: {took}; even right guesses would not pay{seldom}"
     return (
         f"do not speculate: {took}; {needed:.0%} of the guesses must be right to break even, and {case.acceptance.rate:.0%} are"
     )

@@ -77,12 +77,12 @@ def share(costs: Costs, batch: int, depth: int) -> float:
     return costs.draft(batch, depth) / (depth * plain_round(costs, batch)) if depth else 0.0
 
 
-def break_even(costs: Costs, depths: Iterable[int], batch: int) -> float | None:
+def break_even(costs: Costs, depths: Iterable[int], batch: int, offer: Sequence[float] = (1.0,)) -> float | None:
     """The least chance of a guess, the same at every position, at which some depth is no slower than plain decoding; None where
-    even right guesses do not pay."""
+    even right guesses do not pay. `offer`: how often there is a guess at all, by position."""
 
     def gains(rate: float) -> bool:
-        return any(_expected(Chances((rate,)), costs, k, batch).speedup >= 1.0 for k in tried)
+        return any(_expected(Chances((rate,), tuple(offer)), costs, k, batch).speedup >= 1.0 for k in tried)
 
     tried = tuple(k for k in depths if k)
     if not gains(1.0):
