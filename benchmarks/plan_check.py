@@ -1,12 +1,12 @@
 """Are plans right? Speed-ups foretold by `outrider plan` against speed-ups measured in other runs, for every depth.
 
-    python benchmarks/plan_check.py                          # all drafters, depths 1 to 12; writes benchmarks/results/plan_cpu.json
+    python benchmarks/plan_check.py                # all drafters, depths 1 to 12; writes benchmarks/results/plan_cpu.json
     python benchmarks/plan_check.py --device cuda --out benchmarks/results/plan_gpu.json
-    python benchmarks/plan_check.py --quick                  # two drafters, three depths, short texts: to see that it works
-    python benchmarks/plan_check.py --page                   # write the tables of docs/planning.md from the results; runs nothing
+    python benchmarks/plan_check.py --quick        # two drafters, three depths, short texts: to see that it works
+    python benchmarks/plan_check.py --page         # write the tables of docs/planning.md from the results; runs nothing
 
-Per drafter one measurement as `outrider plan` makes it (what was guessed at every place; seconds of steps), then, for each depth, pairs
-of whole runs, plain and with that depth, as `outrider bench --depth` makes them. The two share prompts and seed, and no run.
+Per drafter one measurement as `outrider plan` makes it (what was guessed at every place; seconds of steps), then, for each depth,
+pairs of whole runs, plain and with that depth, as `outrider bench --depth` makes them. The two share prompts and seed, no run.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def measured(speedup: float, tau: float, pairs: Sequence[float], equal: bool) ->
 
 def say(row: dict[str, Any]) -> None:
     print(
-        f"{row['draft']} depth {row['depth']}: foretold {row['foretold']:.3f}, measured {row['measured']:.3f} ({row['error']:+.1%}); "
-        f"tau {row['foretold_tau']:.2f} and {row['measured_tau']:.2f}",
+        f"{row['draft']} depth {row['depth']}: foretold {row['foretold']:.3f}, measured {row['measured']:.3f} "
+        f"({row['error']:+.1%}); tau {row['foretold_tau']:.2f} and {row['measured_tau']:.2f}",
         file=sys.stderr,
         flush=True,
     )
@@ -108,7 +108,8 @@ def tables(found: dict[str, Any]) -> list[str]:
         f"{where['model']['name']} on {machine}, {where['dtype']}, torch {where['torch']}, {where['date'][:10]}, commit "
         f"{str(where['commit'])[:7]}, load {where['load']:.1f} when it began; {settings(found)}.",
         "",
-        f"{inside} of {len(rows)} predictions within {BAR:.0%}; median error {statistics.median(errors):.1%}, largest {max(errors):.1%}.",
+        f"{inside} of {len(rows)} predictions within {BAR:.0%}; median error {statistics.median(errors):.1%}, largest "
+        f"{max(errors):.1%}.",
         "",
         "Foretold / measured speed-up (error), by depth:",
         "",
@@ -130,8 +131,8 @@ def tables(found: dict[str, Any]) -> list[str]:
 def settings(found: dict[str, Any]) -> str:
     s = found["settings"]
     return (
-        f"workload {s['workload']}, {s['limit']} prompts, up to {s['max_tokens']} tokens, T = {s['temperature']:g}, batch {s['batch']}, "
-        f"{s['repeats']} pairs"
+        f"workload {s['workload']}, {s['limit']} prompts, up to {s['max_tokens']} tokens, T = {s['temperature']:g}, "
+        f"batch {s['batch']}, {s['repeats']} pairs"
     )
 
 

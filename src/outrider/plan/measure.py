@@ -110,7 +110,7 @@ class Measurer:
             lookout = Lookout(self.llm.engine.drafter.drafter, depth)
             self.llm.engine.controller = lookout
             [result] = self._generate([prompt])
-            answers.append(_answer(result, lookout, self.params.max_tokens))
+            answers.append(_answer(result, lookout, min(self.params.max_tokens, self.llm.max_model_len - len(prompt))))
         return Record(tuple(answers))
 
     def costs(self, spec: str, depths: Sequence[int], batch: int, into: tuple[Samples, Stats]) -> None:

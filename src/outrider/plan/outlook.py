@@ -102,7 +102,12 @@ def _advise(case: Case, found: Sequence[Prediction], depths: Sequence[int], batc
         return Advice(batch, top.depth, top.speedup, top.tokens_per_second, top.plain_tokens_per_second, needed, why)
     least = predict(case.acceptance, case.costs, min(depths), batch)
     plain = least.plain_tokens_per_second
-    return Advice(batch, 0, 1.0, plain, plain, needed, _against(case, least, needed, batch))
+    why = _against(case, least, needed, batch)
+    if top is not None:
+        why = (
+            f"do not speculate: {top.speedup - 1:.1%} at most is foretold, at depth {top.depth}, which is too little to count on"
+        )
+    return Advice(batch, 0, 1.0, plain, plain, needed, why)
 
 
 def _against(case: Case, least: Prediction, needed: float | None, batch: int) -> str:
@@ -120,9 +125,7 @@ def _against(case: Case, least: Prediction, needed: float | None, batch: int) ->
     seldom = f" as seldom as they are made (in {made:.0%} of the rounds)" if made < OFTEN else ""
     if needed is None:
         return f"do not speculate: {took}; even right guesses would not pay{seldom}"
-    return (
-        f"do not speculate: {took}; {needed:.0%} of the guesses must be right to break even, and {case.acceptance.rate:.0%} are"
-    )
+    return f"do not speculate: {took}; {needed:.0%} of the guesses must be right{seldom}, and {case.acceptance.rate:.0%} are"
 
 
 def _formula(case: Case, rate: float, depth: int, batch: int) -> Formula:
