@@ -22,6 +22,7 @@ from typing import Any
 
 from outrider import LLM
 from outrider.bench.provenance import provenance
+from outrider.bench.report import Row
 from outrider.bench.runner import Plan, Runner
 from outrider.bench.workloads import Workload, find
 from outrider.config import SamplingParams
@@ -59,8 +60,7 @@ def check(llm: LLM, draft: str, given: argparse.Namespace, workload: Workload) -
         plan = Plan((spec,), (workload,), given.max_tokens, given.temperature, 0, given.repeats, given.batch)
         report = Runner(llm, replace(plan, control="fixed", depth=depth)).run()
         row = next(r for r in report.rows if r.speedup is not None)
-        assert row.speedup is not None
-        rows.append(compared(found, depth, given.batch) | measured(row.speedup.median, row.tau, row.speedup.pairs, report.ok))
+        rows.append(compared(found, depth, given.batch) | measured(row, report.ok))
         rows[-1]["error"] = rows[-1]["foretold"] / rows[-1]["measured"] - 1
         say(rows[-1])
     return rows
@@ -76,6 +76,7 @@ def compared(found: Found, depth: int, batch: int) -> dict[str, Any]:
         "depth": depth,
         "foretold": full.speedup,
         "foretold_tau": full.tau,
+        "foretold_tokens_per_second": [full.tokens_per_second, full.plain_tokens_per_second],
         "by_position": predict(chances, found.costs, depth, batch).speedup,
         "textbook": formulas.textbook(rate, depth, cost),
         "all_or_nothing": formulas.all_or_nothing(rate, depth),
@@ -84,9 +85,16 @@ def compared(found: Found, depth: int, batch: int) -> dict[str, Any]:
     }
 
 
-def measured(speedup: float, tau: float, pairs: Sequence[float], equal: bool) -> dict[str, Any]:
+def measured(row: Row, equal: bool) -> dict[str, Any]:
     """What was measured."""
-    return {"measured": speedup, "measured_tau": tau, "pairs": list(pairs), "equal": equal}
+    assert row.speedup is not None
+    return {
+        "measured": row.speedup.median,
+        "measured_tau": row.tau,
+        "measured_tokens_per_second": [row.tokens_per_second, row.plain_tokens_per_second],
+        "pairs": list(row.speedup.pairs),
+        "equal": equal,
+    }
 
 
 def say(row: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ class Measurer:
         spec = self.deepened(draft, max(depths))
         drafter = self._start(spec)
         reach = [k for k in depths if 0 < k <= drafter.depth] or [drafter.depth]
-        judged = not self._probes(spec)
+        judged = not self.probes(spec)
         reach = reach if judged else [drafter.depth]
         record = self.guesses(spec, max(reach)) if judged else None
         samples, stats = Samples(), Stats()
@@ -93,7 +93,7 @@ class Measurer:
             return draft
         return deeper
 
-    def _probes(self, spec: str) -> bool:
+    def probes(self, spec: str) -> bool:
         """Whether the drafter has nodes scored that are no guesses: it learns from them, and without them is another drafter."""
         self._start(spec)
         watch = Watch(self.llm.engine.drafter.drafter)
@@ -101,9 +101,9 @@ class Measurer:
         self._generate(self.prompts[:1])
         return watch.probing
 
-    def guesses(self, spec: str, depth: int) -> Record:
-        """What the drafter would have guessed at every place."""
-        self._start(spec)
+    def guesses(self, spec: str, depth: int | None = None) -> Record:
+        """What the drafter would have guessed at every place, `depth` deep or as deep as it likes."""
+        depth = self._start(spec).depth if depth is None else min(depth, self._start(spec).depth)
         answers = []
         for i, prompt in enumerate(self.prompts):
             self.tell(f"{spec}: what it guesses", i / len(self.prompts))

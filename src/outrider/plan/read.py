@@ -31,6 +31,7 @@ class Measured:
     tau: float
     alpha: float
     accepted_share_at_end: float
+    rounds: int
     note: str = ""
 
 
@@ -82,5 +83,6 @@ def _row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Measured:
         tau=float(row["tau"]),
         alpha=float(row["alpha"]),
         accepted_share_at_end=survival[-1],
+        rounds=int(row["rounds"]),
         note=str(row.get("note") or ""),
     )
