@@ -9,13 +9,15 @@ import pytest
 
 from outrider.config import SamplingParams
 from outrider.llm import LLM
-from outrider.plan.acceptance import Chances, Record
-from outrider.plan.measure import WARM, Found, Measurer
+from outrider.plan.acceptance import Chances
+from outrider.plan.costs import Table
+from outrider.plan.measure import WARM, Measurer
 from outrider.plan.predict import predict
 from outrider.plan.stretches import right
 from tests.models.tiny_gguf import Tiny
 
 TEXTS = ("one two one two one two one two three", "a b c d a b c d a b", "the cat sat on the mat and the cat sat")
+COSTS = Table({"verify": {1: ((1.0, 1.0),)}})
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +32,9 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     patch.undo()
 
 
-def measured(llm: LLM, draft: str, depths: tuple[int, ...] = (1, 2, 4, 6), batches: tuple[int, ...] = (1,), **params) -> Found:
+def measurer(llm: LLM) -> Measurer:
     prompts = [llm.tokenizer.encode(text) for text in TEXTS]
-    return Measurer(llm, prompts, SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0, **params)).run(
-        draft, depths, batches
-    )
+    return Measurer(llm, prompts, SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0))
 
 
 def test_a_tree_against_a_text() -> None:
@@ -44,11 +44,11 @@ def test_a_tree_against_a_text() -> None:
 
 @pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])
 def test_rounds_of_every_depth_are_foretold(llm: LLM, draft: str) -> None:
-    found = measured(llm, draft)
-    assert isinstance(found.acceptance, Record) and found.depths == (1, 2, 4, 6)
-    spec = Measurer(llm, [[1]], SamplingParams(max_tokens=30)).deepened(draft, 6)
+    spec = measurer(llm).deepened(draft, 6)
+    record = measurer(llm).guesses(spec)
+    assert record.depth == 6
     plain = [llm.tokenizer.encode(text) for text in TEXTS]
-    for depth in (1, 3, 6):
+    for depth in (1, 6):
         params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0, seed=0, depth=depth)
         llm.switch("none", control="fixed")
         answers = llm.generate(plain, params)
@@ -59,20 +59,20 @@ def test_rounds_of_every_depth_are_foretold(llm: LLM, draft: str) -> None:
         llm.generate([plain[0]], replace(params, max_tokens=WARM, depth=None))  # finished texts teach some drafters
         stats = [llm.generate([prompt], params)[0].stats for prompt in plain]
         tau = sum(s.tokens for s in stats) / sum(s.rounds for s in stats)
-        assert predict(found.acceptance, found.costs, depth, 1).tau == pytest.approx(tau, rel=0.02)
+        assert predict(record, COSTS, depth, 1).tau == pytest.approx(tau, rel=0.02)
 
 
 def test_costs_of_every_depth_are_there(llm: LLM) -> None:
-    found = measured(llm, "synthetic:rate=0.7", batches=(1, 2))
+    found = measurer(llm).run("synthetic:rate=0.7", (1, 3, 6), (1, 2))
     parts = found.costs.parts
     assert set(parts["verify"]) == {1, 2}
-    assert {size for size, _ in parts["draft"][1]} == {1.0, 2.0, 4.0, 6.0}
-    assert {size for size, _ in parts["other"][1]} == {0.0, 1.0, 2.0, 4.0, 6.0}
-    assert {1.0, 3.0, 7.0} <= {size for size, _ in parts["verify"][1]} and 2.0 in {size for size, _ in parts["verify"][2]}
+    assert {size for size, _ in parts["draft"][1]} == {1.0, 3.0, 6.0}
+    assert {size for size, _ in parts["other"][1]} == {0.0, 1.0, 3.0, 6.0}
+    assert {1.0, 2.0, 7.0} <= {size for size, _ in parts["verify"][1]} and 2.0 in {size for size, _ in parts["verify"][2]}
     assert found.costs.reading(1) > 0 and found.costs.context[1] > 30
     assert predict(found.acceptance, found.costs, 6, 2).known
 
 
 def test_a_drafter_that_must_be_scored_to_learn(llm: LLM) -> None:
-    found = measured(llm, "lookahead", depths=(1, 6))
+    found = measurer(llm).run("lookahead", (1, 6), (1,))
     assert found.depths == (6,) and isinstance(found.acceptance, Chances) and len(found.acceptance.accept) >= 1

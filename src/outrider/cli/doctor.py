@@ -79,6 +79,11 @@ def doctor(
         import torch
 
         torch.set_num_threads(threads)
+    if workload:
+        from ..bench.workloads import find
+
+        for name in workload:
+            find(name)  # a name that is wrong is found before a model is loaded
     trial = Trial(tuple(workload), limit, max_tokens, temperature)
     findings = [*machine(), *versions(), *_model(model, draft, (device, dtype, max_model_len, quantize), trial)]
     _finish(findings, json)

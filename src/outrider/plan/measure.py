@@ -148,21 +148,23 @@ class Measurer:
     def _start(self, spec: str) -> Drafter:
         """The drafter, fresh, with a few tokens behind it."""
         self.llm.switch(spec, control="fixed")
+        if isinstance(self.llm.engine.drafter.drafter, Replayer):
+            self._teach(spec)
         drafter = self.llm.engine.drafter.drafter
-        if isinstance(drafter, Replayer):
-            for result in self._reference(spec):
-                drafter.record(result.prompt_token_ids, self.params, result.token_ids)
         few = dataclasses.replace(self.params, max_tokens=min(WARM, self.params.max_tokens))
         self.llm.generate([list(self.prompts[0])], few)
         return drafter
 
-    def _reference(self, spec: str) -> list[Result]:
-        """The plain answers, for a drafter that plays them back."""
+    def _teach(self, spec: str) -> None:
+        """Tell a drafter that plays answers back the plain ones."""
         if not self._plain:
             self.llm.switch(PLAIN)
             self._plain = [self._generate([prompt])[0] for prompt in self.prompts]
             self.llm.switch(spec, control="fixed")
-        return self._plain
+        drafter = self.llm.engine.drafter.drafter
+        assert isinstance(drafter, Replayer)
+        for result in self._plain:
+            drafter.record(result.prompt_token_ids, self.params, result.token_ids)
 
     def _generate(self, prompts: Sequence[Sequence[int]]) -> list[Result]:
         results = self.llm.generate([list(p) for p in prompts], self.params)
