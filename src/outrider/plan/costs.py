@@ -112,7 +112,7 @@ class Table:
 
     def begin(self, batch: int) -> float:
         """What the first drafting of a text takes more than the others."""
-        return self._read("begin", batch, 0.0)
+        return max(0.0, self._read("begin", batch, 0.0))
 
     def knows(self, batch: int, rows: float) -> bool:
         """Whether passes like this were measured, or ones close to it."""

@@ -14,10 +14,11 @@ from ..protocols import Drafter
 from ..types import PROBE, ROOT, Batch, Budget, Proposal, Stats, StepEvent
 from .costs import Samples
 
-LENGTH, PLAIN_LENGTH = 4, 6
+LENGTH, PLAIN_LENGTH = 5, 6
 """Rounds of a stretch; plain ones may be launched ahead, which takes a round more to show."""
 SKIPPED, PLAIN_SKIPPED = 1, 2
-"""Rounds at the beginning of a stretch that do not count."""
+"""Rounds at the beginning of a stretch that do not count. Nor does its last one: the next round, of another depth, may be
+launched before it is told."""
 
 Tree = list[tuple[int, int]]
 """Guesses as (token, parent's index)."""
@@ -86,8 +87,8 @@ class Asked:
 
 class Stretches(Fixed):
     """Always the same depth for a few rounds, then another of `depths` or none, in random order; seconds go to `samples`, what
-    was accepted at the greatest depth to `stats`. `inside` adds up all rounds after a text's first token. Once somebody of the
-    group has ended, rounds do not count."""
+    was accepted at the greatest depth to `stats`. `inside` adds up all rounds after a text's first token. Texts begin with a
+    plain stretch, so that their reading is that of plain decoding. Once somebody of the group has ended, rounds do not count."""
 
     name = "stretches"
 
@@ -101,13 +102,15 @@ class Stretches(Fixed):
         self._left = self._at = 0
         self._open = deque[Asked](maxlen=8)
         self._last: float | None = None
-        self._fresh, self._size = True, 0
+        self._fresh, self._size, self._begun = True, 0, False
+        self._before = 0.0
         self._firsts: list[tuple[int, int, float]] = []
+        self._walls: dict[tuple[int, int], list[float]] = {}
 
     def wake(self, size: int) -> None:
         """A new group of so many texts is about to begin."""
         self._size = size
-        self._last, self._fresh, self._left = None, True, 0
+        self._last, self._fresh, self._left, self._begun = None, True, 0, False
         self._open.clear()
 
     @property
@@ -146,13 +149,15 @@ class Stretches(Fixed):
         self.inside += wall
         if asked is None or batch != self._size or not any(item.tokens for item in event.committed):
             return
+        before, self._before = self._before, wall
         if asked.depth and self._fresh:
             self._fresh = False
-            self._firsts.append((batch, asked.depth, event.draft_seconds))
+            self._firsts.append((batch, asked.depth, before + wall))
             return
         if not asked.counts:
             return
         add = self.samples.add
+        self._walls.setdefault((batch, asked.depth), []).append(wall)
         add("verify", batch, event.rows, event.verify_seconds)
         add("other", batch, asked.depth, wall - event.verify_seconds - event.draft_seconds)
         if asked.depth:
@@ -162,26 +167,27 @@ class Stretches(Fixed):
                 metrics.add(self.stats, item)
 
     def close(self) -> None:
-        """All is measured: what first draftings took beyond the usual ones is the drafter's own reading."""
-        known = self.samples.parts["draft"]
+        """All is measured: what a text's first round with guesses and the one before it, in which it may have been launched, took
+        beyond such rounds is the drafter's own reading."""
+        usual = {key: sum(walls) / len(walls) for key, walls in self._walls.items()}
         for batch, depth, seconds in self._firsts:
-            usual = known.get((batch, depth))
-            if usual:
-                self.samples.add("begin", batch, 0, max(0.0, seconds - sum(usual) / len(usual)))
+            if (batch, depth) in usual and (batch, 0) in usual:
+                self.samples.add("begin", batch, 0, seconds - usual[batch, depth] - usual[batch, 0])
 
     def _turn(self) -> None:
         """Go on with the stretch, or begin another."""
         if not self._left:
             if not self._queue:
                 self._queue = self._random.sample(self._depths, len(self._depths))
-            self._depth = self._queue.pop()
+            self._depth = self._queue.pop() if self._begun else 0
+            self._begun = True
             self._left, self._at = (LENGTH, 0) if self._depth else (PLAIN_LENGTH, 0)
         self._left -= 1
         self._at += 1
 
     def _note(self, batch: Batch, depth: int) -> None:
         skipped = SKIPPED if self._depth else PLAIN_SKIPPED
-        counts = self._at > skipped and depth == self._depth
+        counts = self._at > skipped and self._left > 0 and depth == self._depth
         self._open.append(Asked(tuple(r.id for r in batch.requests), depth, counts))
 
     def _match(self, event: StepEvent) -> Asked | None:
