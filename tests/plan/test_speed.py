@@ -80,6 +80,7 @@ def test_speed_is_foretold(world: tuple[LLM, Clock, str], draft: str, batch: int
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("draft", "batch"),
     [

@@ -155,7 +155,7 @@ def _cases(ask: Ask, place: Place | None, options: o.ModelOptions, result: Resul
             result.notes.append(
                 f"{', '.join(loose)}: measured under a controller that changed the depth; --control fixed tells more of each"
             )
-        return gather.from_report(report, ask.drafts, place)
+        return gather.from_report(report, ask.drafts, ask.depths, place)
     if place is not None and ask.rate is not None:
         return gather.assumed(ask.drafts, ask.rate, ask.label, place)
     return _measured(ask, place, options)

@@ -14,8 +14,8 @@ the passes in docs/performance.md (8B, 1.5B and 135M shapes on an H100) come out
 LAYER = 30e-6
 HOST = 250e-6
 """Seconds of the host in a round with guesses, which nothing hides; plain rounds are launched ahead."""
-LOOKUP = 100e-6
-"""Seconds that a drafter without a model takes per request, on the host."""
+LOOKUP, EACH = 25e-6, 8e-6
+"""Seconds that a drafter without a model takes on the host, once and per request (docs/lab-notes.md, proposal cost)."""
 KNEE = 4
 """How sharply the time of a pass turns from bandwidth to arithmetic (the exponent of a norm)."""
 
@@ -87,7 +87,7 @@ class Estimate:
         if depth <= 0 or not batch:
             return 0.0
         if self.draft_size is None:
-            return LOOKUP * batch
+            return LOOKUP + EACH * batch
         return depth * self._pass(self.draft_size, self.draft_bytes, batch, batch)
 
     def other(self, batch: int, depth: float) -> float:

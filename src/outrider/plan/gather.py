@@ -77,8 +77,9 @@ def model_of(draft: str) -> Size | None:
         return None
 
 
-def from_report(report: Report, drafts: Sequence[str], place: Place | None) -> list[Case]:
-    """Rows of a result, of the drafters named or of all; costs of a card where one is given, else those in the result."""
+def from_report(report: Report, drafts: Sequence[str], depths: Sequence[int], place: Place | None) -> list[Case]:
+    """Rows of a result, of the drafters named or of all, at depths that were reached; costs of a card where one is given, else
+    those in the result."""
     rows = [r for r in report.rows if not drafts or r.draft in drafts]
     if not rows:
         there = ", ".join(dict.fromkeys(r.draft for r in report.rows))
@@ -89,7 +90,8 @@ def from_report(report: Report, drafts: Sequence[str], place: Place | None) -> l
         if costs is None:
             raise BadInput(f"{report.source} has no step costs (an older result): measure again, or plan for a --card")
         seen = (row.depth, row.speedup) if row.depth is not None and place is None else None
-        cases.append(Case(row.draft, row.workload, row.chances, costs, seen))
+        reached = tuple(k for k in depths if k <= len(row.chances.accept)) or (len(row.chances.accept),)
+        cases.append(Case(row.draft, row.workload, row.chances, costs, seen, reached))
     return cases
 
 

@@ -18,7 +18,8 @@ FIXED = "fixed"
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One drafter on one workload, as it was measured. `depth`: how far it looked ahead in every round, None where a controller
-    changed that; `costs`: None in results of older versions. `speedup`: median against plain decoding beside it."""
+    changed that; `costs`: None in results of older versions; `speedup`: median against plain decoding beside it;
+    `accepted_share_at_end`: share of the rounds in which the last guess that could be made was right."""
 
     workload: str
     draft: str
@@ -82,7 +83,7 @@ def _row(row: Mapping[str, Any], settings: Mapping[str, Any]) -> Measured:
         speedup=float(speedup.get("median") or 0.0),
         tau=float(row["tau"]),
         alpha=float(row["alpha"]),
-        accepted_share_at_end=survival[-1],
+        accepted_share_at_end=survival[-1] * offered[min(len(survival), len(offered)) - 1],
         rounds=int(row["rounds"]),
         note=str(row.get("note") or ""),
     )
