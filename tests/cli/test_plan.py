@@ -156,6 +156,8 @@ def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
     assert [f["measured"] is not None for f in one["formulas"]] == [False, False, False, True]
     measured = next(f for f in one["formulas"] if f["measured"])
     assert abs(measured["all_or_nothing"] / measured["foretold"] - 1) > 0.2
+    more = planned(run("plan", "--model", tiny, "--from", str(out), "--draft", "synthetic:rate=0.8", "--batch", "1,64", "--json"))
+    assert [p["known"] for p in more["outlooks"][0]["grid"] if p["depth"] == 4] == [True, False]
     assert run("plan", "--model", tiny, "--from", str(out), "--draft", "suffix").exit_code == 2
 
 
@@ -170,6 +172,8 @@ def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
         ["--batch", "x"],
         ["--from", "nowhere.json"],
         ["--draft", "nosuch"],
+        ["--requests", "4"],
+        ["--price", "2"],
         ["--card", "H100", "--task", "code", "--dtype", "int3"],
     ],
 )

@@ -81,7 +81,11 @@ def plan(
 
     Chances come from --from, --acceptance or --task, else they are measured now; costs from --card's data sheet, from the result,
     or from a short measurement on this machine. On a card, a config.json is enough: no weights are needed."""
-    batches = numbers(batch or ("1,4,16,64" if card else "1"), "--batch")
+    if card is None and requests is not None:
+        raise BadInput("--requests asks what has room on a card: name it with --card")
+    if load is None and price is not None:
+        raise BadInput("--price is that of GPU hours for a load: give the tokens per day with --load")
+    batches = numbers(batch, "--batch") if batch is not None else (1, 4, 16, 64) if card is not None else ()
     rate, label = assumption(source, acceptance, task)
     counts = (limit, max_tokens, temperature)
     ask = Ask(model, tuple(draft), numbers(depths, "--depths"), batches, source, rate, label, tuple(workload), counts)
@@ -95,7 +99,7 @@ def plan(
     cases = _judge(ask, place, cases, result)
     _outlooks(ask, cases, result)
     if place is not None:
-        _memory(place, cases, (requests or max(batches), length), result)
+        _memory(place, cases, (requests or max(batches, default=1), length), result)
     if load is not None:
         _days(load, price, result)
     report(result, json, output)
@@ -180,7 +184,7 @@ def _measured(ask: Ask, place: Place | None, options: o.ModelOptions) -> list[Ca
         prompts = [p.encode(llm.tokenizer) for w in chosen for p in w.prompts]
         measurer = Measurer(llm, prompts, params, tell=tell)
         for draft in ask.drafts or (AUTO,):
-            found = measurer.run(draft, ask.depths, ask.batches)
+            found = measurer.run(draft, ask.depths, ask.batches or (1,))
             cases += gather.from_found(found, [(w.name, len(w.prompts)) for w in chosen], place)
     if ask.rate is None:
         return cases
@@ -206,7 +210,7 @@ def _judge(ask: Ask, place: Place | None, cases: list[Case], result: Result) -> 
     for case in {case.draft: case for case in cases}.values():
         own = gather.model_of(case.draft)
         if own is not None:
-            judged = pairs.judge(target, own, case.costs, ask.depths, ask.batches[0])
+            judged = pairs.judge(target, own, case.costs, ask.depths, ask.batches[0] if ask.batches else 1)
             result.pairs.append((case.draft, judged))
             refused |= {case.draft} if judged.refused else set()
     return [case for case in cases if case.costs.measured or case.draft not in refused]
@@ -219,7 +223,7 @@ def _outlooks(ask: Ask, cases: list[Case], result: Result) -> None:
 
     for case in cases:
         known = tuple(sorted(case.costs.parts["verify"])) if isinstance(case.costs, Table) else ()
-        batches = known[-1:] if ask.source is not None and known else ask.batches
+        batches = ask.batches or known[-1:] or (1,)
         result.outlooks.append(outlook(case, ask.depths, batches))
 
 
