@@ -101,6 +101,7 @@ def test_a_card_one_does_not_have(run, big: str, tmp_path: Path) -> None:
     [one] = found["outlooks"]
     assert [a["batch"] for a in one["advice"]] == [1, 4, 16, 64] and one["rate"] == pytest.approx(0.6)
     assert 1 <= one["advice"][0]["depth"] <= 4 and 1.2 < one["advice"][0]["speedup"] < 2 and not one["measured_costs"]
+    assert [p["draft"] for p in found["picks"]] == [draft] * 4 and found["picks"][0]["depth"] == one["advice"][0]["depth"]
     [pair] = found["pairs"]
     assert not pair["refused"] and pair["share"] == pytest.approx(0.154, abs=0.002)
     plain, drafted = found["memory"]
@@ -121,7 +122,7 @@ def test_pairs_too_close_in_size_are_refused(run, big: str, tmp_path: Path) -> N
     too_close, family, context = found["pairs"][0]["reasons"]
     assert "too close in size" in too_close and "must be right" in too_close
     assert "32,000 tokens" in family and "trained for 4,096" in context
-    assert "REFUSED" in run(*ask).stdout
+    assert "REFUSED" in run(*ask).stdout and "nothing is left" in run(*ask).stdout
 
 
 def test_the_drafter_without_a_model_and_the_one_not_named(run, big: str) -> None:

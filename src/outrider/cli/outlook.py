@@ -34,11 +34,24 @@ class Result:
     wanted: str = ""
     notes: list[str] = field(default_factory=list)
 
+    @property
+    def picks(self) -> list[dict[str, Any]]:
+        """The best drafter by workload and batch; `none`, at depth 0, where nobody gains."""
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for one in self.outlooks:
+            for a in one.advice:
+                fresh = {"workload": one.workload, "batch": a.batch, "draft": "none", "depth": 0, "speedup": 1.0}
+                best = found.setdefault((one.workload, a.batch), fresh)
+                if a.depth and a.speedup > best["speedup"]:
+                    best.update(draft=one.draft, depth=a.depth, speedup=a.speedup)
+        return list(found.values())
+
     def as_json(self) -> dict[str, Any]:
         """The object of `--json`."""
         return {
             "model": self.model,
             "outlooks": [one.as_json() for one in self.outlooks],
+            "picks": self.picks,
             "pairs": [asdict(judged) | {"spec": draft} for draft, judged in self.pairs],
             "memory": [asdict(f) | {"draft": draft, "total": f.total, "fits": f.fits} for draft, f in self.fits],
             "days": [asdict(d) | {"draft": draft, "batch": batch} for draft, batch, d in self.days],
@@ -70,6 +83,10 @@ def show(result: Result) -> None:
         typer.echo("; ".join((head, *judged.reasons)))
     for one in result.outlooks:
         _outlook(one)
+    typer.echo("" if result.outlooks else "nothing is left to plan")
+    for pick in result.picks:
+        choice = f"{pick['draft']}, {pick['depth']} deep: {pick['speedup']:.2f}x" if pick["depth"] else "do not speculate"
+        typer.echo(f"for {pick['workload']}, batch {pick['batch']}: {choice}")
     for draft, fits in result.fits:
         typer.echo(_memory(draft, fits))
     for name, batch, day in result.days:
@@ -97,7 +114,7 @@ def _outlook(one: Outlook) -> None:
         typer.echo(f"  batch {advice.batch}: {advice.why}{_needed(advice.needed) if advice.depth else ''}")
     step = max(1, len(one.formulas) // SHOWN)
     lines = [("formulas", "this plan", "(1-a^(K+1))/((1-a)(Kc+1))", "R K + (1-R)", "measured")]
-    for f in one.formulas[::step]:
+    for f in (f for i, f in enumerate(one.formulas) if i % step == 0 or f.measured):
         lines.append(
             (
                 f"K={f.depth}",

@@ -81,10 +81,7 @@ def plan(
 
     Chances come from --from, --acceptance or --task, else they are measured now; costs from --card's data sheet, from the result,
     or from a short measurement on this machine. On a card, a config.json is enough: no weights are needed."""
-    if card is None and requests is not None:
-        raise BadInput("--requests asks what has room on a card: name it with --card")
-    if load is None and price is not None:
-        raise BadInput("--price is that of GPU hours for a load: give the tokens per day with --load")
+    _check_together(card, requests, load, price)
     batches = numbers(batch, "--batch") if batch is not None else (1, 4, 16, 64) if card is not None else ()
     rate, label = assumption(source, acceptance, task)
     counts = (limit, max_tokens, temperature)
@@ -103,6 +100,14 @@ def plan(
     if load is not None:
         _days(load, price, result)
     report(result, json, output)
+
+
+def _check_together(card: str | None, requests: int | None, load: float | None, price: float | None) -> None:
+    """`BadInput` for an option without the one that gives it a meaning."""
+    if card is None and requests is not None:
+        raise BadInput("--requests asks what has room on a card: name it with --card")
+    if load is None and price is not None:
+        raise BadInput("--price is that of GPU hours for a load: give the tokens per day with --load")
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
