@@ -73,7 +73,7 @@ class Lookout(Fixed):
             tokens, parents = (t[0, :size].tolist() for t in (proposal.tokens, proposal.parents))
             self.trees.append(list(zip(tokens, parents, strict=True)))
             self.widths.append(proposal.widths[0])
-        return Proposal.empty(len(batch), proposal.tokens.device)
+        return Proposal.empty(len(batch))
 
 
 @dataclass(frozen=True, slots=True)
