@@ -1,7 +1,8 @@
 """What to expect of a draft model where nothing was measured: shares of guesses accepted, by kind of task.
 
-The ranges are those that articles on serving with speculation publish for a general draft model of the same family; a benchmark
-on one's own prompts replaces them at once.
+The ranges are those that articles on serving with speculation repeat for a general draft model of the same family. They trace
+back to no one measurement, and measurements differ (Mahmoud 2026, arXiv:2604.14682, finds more accepted in chat than in code): a
+benchmark on one's own prompts replaces them at once.
 """
 
 from __future__ import annotations
