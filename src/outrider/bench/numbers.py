@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .. import metrics
+from ..plan.costs import Samples
 from ..results import Result
 from ..types import Stats, StepEvent
 from .latency import Times
@@ -39,6 +40,8 @@ class Run:
     verify_seconds: float = 0.0
     times: Times = field(default_factory=Times)
     usage: Usage = field(default_factory=Usage)
+    costs: Samples = field(default_factory=Samples)
+    _last: float | None = None
 
     def hear(self, event: StepEvent) -> None:
         """Take in a round (a `Sink`)."""
@@ -46,7 +49,19 @@ class Run:
         self.verify_seconds += event.verify_seconds
         for item in event.committed:
             metrics.add(self.stats, item)
-        self.times.hear(event, time.perf_counter())
+        now = time.perf_counter()
+        self.times.hear(event, now)
+        self._price(event, now)
+
+    def _price(self, event: StepEvent, now: float) -> None:
+        """Note what a round's parts took, by its deepest guess. Rounds that read prompts are left out."""
+        last, self._last = self._last, None if event.prefill else now
+        if event.prefill or last is None or not any(item.tokens for item in event.committed):
+            return
+        batch, depth = len(event.committed), max((len(item.offered_at) for item in event.committed), default=0)
+        self.costs.add("verify", batch, event.rows, event.verify_seconds)
+        self.costs.add("other", batch, depth, now - last - event.verify_seconds - event.draft_seconds)
+        self.costs.add("draft", batch, depth, event.draft_seconds)
 
     @property
     def speed(self) -> float:

@@ -48,5 +48,5 @@ def report(found: Mapping[str, Any]) -> Report:
 def _row(found: Mapping[str, Any]) -> Row:
     speedup = found["speedup"] and Speedup(**{**found["speedup"], "pairs": tuple(found["speedup"]["pairs"])})
     waits = {name: values and Percentiles(**values) for name, values in found["latency"].items()}
-    lists = {name: tuple(found[name]) for name in ("acceptance_by_position", "paces")}
+    lists = {name: tuple(found[name]) for name in ("acceptance_by_position", "offered_by_position", "paces")}
     return Row(**{**found, **lists, "speedup": speedup, "latency": Latency(**waits)})

@@ -31,8 +31,8 @@ class Bundle:
             page = page or data / "result.html"
             data = data / "result.json"
         for option, path in (("--output", data), ("--html", page)):
-            if path is not None and (path.is_dir() or not path.parent.is_dir()):
-                raise BadInput(f"{option} {path}: give a file in a directory that exists")
+            if path is not None:
+                check_file(option, path)
         return cls(data, page)
 
     def write(self, report: Report) -> None:
@@ -44,6 +44,12 @@ class Bundle:
             from ..bench.page import page
 
             _written(self.html, lambda: page(report))
+
+
+def check_file(option: str, path: Path) -> None:
+    """`BadInput` for a path at which no file can be."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"{option} {path}: give a file in a directory that exists")
 
 
 def _make(folder: Path) -> None:
