@@ -21,11 +21,11 @@ from ..config import SamplingParams
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..types import Request as Sample
+from ..watch.gain import Gain
 from . import faults
 from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
-from .gain import Gain
 from .grammar import Grammars
 from .meters import Meters
 from .page import page

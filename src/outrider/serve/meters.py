@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 
 from ..types import NONE, StepEvent
-from .gain import Gain
+from ..watch.gain import Gain
 from .worker import Worker
 
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -20,7 +20,8 @@ class Meters:
 
     def __init__(self, worker: Worker, baseline: float = 0.0) -> None:
         self.registry = CollectorRegistry()
-        self.gain = Gain(1 / baseline if baseline > 0 else 0.0)
+        self.gain = worker.engine.watch.gain
+        self.gain.assume(1 / baseline if baseline > 0 else 0.0)
         counter = self._counter
         self._drafts = counter("spec_decode_num_drafts", "Requests' rounds that had guesses.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Guesses made.")
@@ -46,7 +47,6 @@ class Meters:
         self._draft_seconds.inc(event.draft_seconds)
         self._verify_seconds.inc(event.verify_seconds)
         self._prompt.inc(event.prefill)
-        self.gain.observe(event)
         for item in event.committed:
             if item.late:
                 continue

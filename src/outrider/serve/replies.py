@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..cli.pieces import Mark, Pieces
 from ..results import Chunk
 from ..text import TextStream
 from ..types import NONE, Logprob
+from ..watch.pieces import Mark, Pieces
 from . import figures
 from .calls import Call, Calls, Form, Part
 from .faults import Fault

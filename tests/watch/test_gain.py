@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outrider.serve.gain import Gain
 from outrider.types import Committed, Finish, StepEvent
+from outrider.watch.gain import Gain
 
 from .. import tiny
 
