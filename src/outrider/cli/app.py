@@ -13,6 +13,7 @@ from .export import export
 from .generate import generate
 from .guard import guarded
 from .models import models
+from .replay import replay
 from .serve import serve
 from .train import train
 from .tune import tune
@@ -36,6 +37,7 @@ app.command(epilog="Example: outrider tune layer_skip --workload code --trials 1
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
 app.command(epilog="Example: outrider serve --draft auto --port 8000")(guarded(serve))
+app.command(epilog="Example: outrider replay trace.jsonl --plot trace.html")(guarded(replay))
 app.command(epilog="Example: outrider export ./my-eagle --out ./for-vllm --layout speculators")(guarded(export))
 app.command(epilog="Example: outrider train draft_model:layers=1 --model tiny --minutes 2")(guarded(train))
 app.command(epilog="Example: outrider version")(guarded(version))

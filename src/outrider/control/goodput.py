@@ -135,6 +135,11 @@ class Goodput:
         if asked.probes:
             self._charge(asked, event, spare)
 
+    @property
+    def reason(self) -> str:
+        """Why the depth was last changed."""
+        return self._story.reason
+
     def explain(self) -> str:
         return self._story.explain()
 
