@@ -128,6 +128,16 @@ def test_what_can_be_wrong(run, trace, tmp_path, options, said):
     assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "damage", [{"offered": "abc"}, {"tokens": None}, {"label": 5}, {"pieces": [["a", "who"]]}, {"surplus": 1}, {"origins": [[]]}]
+)
+def test_damaged_values_are_no_bug(run, tmp_path, damage):
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(HEAD) + "\n" + json.dumps(one(1, share(**damage))) + "\n")
+    result = run("replay", str(path))
+    assert result.exit_code == 2 and "damaged" in result.stderr
+
+
 def test_a_trace_without_rounds(run, trace):
     trace.write_text(json.dumps(HEAD) + "\n")
     result = run("replay", str(trace), "--plot", str(trace.with_suffix(".svg")))

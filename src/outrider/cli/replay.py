@@ -117,9 +117,8 @@ def _marks(console: Console, share: Share) -> None:
 
 def _text(console: Console, share: Share) -> None:
     """The text, on one line."""
-    paint(
-        console, [(_printable(text.replace("\n", "\\n").replace("\t", "\\t")), Mark(mark)) for text, mark in share.pieces or ()]
-    )
+    shown = ((text.replace("\n", "\\n").replace("\t", "\\t"), mark) for text, mark in share.pieces or ())
+    paint(console, [(_printable(text), Mark(mark)) for text, mark in shown])
 
 
 def _printable(text: str) -> str:

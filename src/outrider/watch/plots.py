@@ -79,9 +79,8 @@ def svg(drawn: Picture) -> str:
     bottom = height - GAP + 20
     for at, word in drawn.marks:
         x = _x(drawn)(at)
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP + 16}" y2="{bottom - 14}" stroke="{MARK}" stroke-dasharray="4 3"/>'
-        )
+        line = f'x1="{x:.1f}" x2="{x:.1f}" y1="{TOP + 16}" y2="{bottom - 14}"'
+        parts.append(f'<line {line} stroke="{MARK}" stroke-dasharray="4 3"/>')
         parts.append(_text(x + 3, TOP + 28, word, colour=MARK))
     parts.append(_text(LEFT, bottom, "round 1"))
     parts.append(_text(WIDTH - RIGHT, bottom, f"{drawn.rounds}", "end"))

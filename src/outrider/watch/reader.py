@@ -128,7 +128,8 @@ def _parsed(line: bytes) -> Any:
 def _round(found: dict[str, Any]) -> Round:
     try:
         shares = tuple(Share(**{name: _checked(name, value) for name, value in item.items()}) for item in found["requests"])
-        return Round(**{name: shares if name == "requests" else _checked(name, value) for name, value in found.items()})
+        values: dict[str, Any] = {name: _checked(name, value) for name, value in found.items() if name != "requests"}
+        return Round(requests=shares, **values)
     except (TypeError, ValueError, AttributeError) as error:
         raise BadInput(f"a round of the trace is damaged: {error}") from None
 
