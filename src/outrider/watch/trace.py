@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,8 @@ class Trace:
         return "," + json.dumps(found, ensure_ascii=False)[1:-1]
 
 
-def _list(values: Sequence[int]) -> str:
+@lru_cache(4096)
+def _list(values: tuple[int, ...]) -> str:
     return f"[{','.join(map(str, values))}]"
 
 
