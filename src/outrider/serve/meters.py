@@ -105,7 +105,7 @@ def _by_label(labels: Labels) -> Iterator[Metric]:
             f"outrider_label_{name}", f"{name.capitalize()} by label.".replace("_", " "), labels=["label"]
         )
         for label in labels.values():
-            counter.add_metric([label.name], sum(getattr(period, field) for period in label.history.periods))
+            counter.add_metric([label.name], getattr(label.history.total, field))
         yield counter
     recent = GaugeMetricFamily("outrider_label_acceptance", "First guesses kept of late, by label.", labels=["label"])
     alarms = CounterMetricFamily("outrider_label_drift_alarms", "Changes of acceptance beyond noise, by label.", labels=["label"])

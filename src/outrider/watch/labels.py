@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from ..types import NONE, Committed, StepEvent
 from .drift import Drift
@@ -61,6 +62,11 @@ class History:
 
     periods: list[Period] = field(default_factory=list)
     size: int = FIRST_BUCKET
+
+    @property
+    def total(self) -> Period:
+        """All of it as one period."""
+        return reduce(Period.join, self.periods, Period(self.periods[0].begun if self.periods else 0.0))
 
     def current(self, clock: Callable[[], float]) -> Period:
         """The period that a round belongs to."""
