@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import control as controllers
-from ..config import SamplingParams
+from ..config import MAX_LABEL, SamplingParams
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
@@ -183,12 +183,13 @@ class Runner:
         self._done += 1
         self._prepare(cell, prompts)
         run, sinks = Run(), self.llm.engine.sinks
+        params = dataclasses.replace(self.plan.params, label=_label(cell.workload.name))
         sinks.append(run.hear)
         try:
             for group in _groups(prompts, self.plan.batch):
                 self._wait()
                 begin = self.clock()
-                run.results += self.llm.generate(group, self.plan.params)
+                run.results += self.llm.generate(group, params)
                 self._wait()
                 run.seconds += self.clock() - begin
         finally:
@@ -256,6 +257,11 @@ class Runner:
         judged = compare.judge(target, request, ours, theirs)
         name, draft = cell.workload.name, cell.who.draft
         return Divergence(name, draft, prompt + 1, at, ours, theirs, judged.near_tie, judged.gap)
+
+
+def _label(name: str) -> str | None:
+    """A workload's name as a label of its requests."""
+    return "".join(c for c in name if c.isprintable())[:MAX_LABEL].strip() or None
 
 
 def _groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,6 +69,7 @@ def bench(
     limit: Limit = None,
     json: o.Json = False,
     output: Output = None,
+    trace: o.TraceFile = None,
     debug: o.Debug = False,
 ) -> None:
     """Measure drafters against plain decoding in the same run, text by text the same. Exit status 1 if a text differs.
@@ -79,9 +81,8 @@ def bench(
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
     plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control})
     _check_output(output)
-    report = _measure(
-        plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
-    )
+    options = o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
+    report = _measure(plan, replace(options, trace=trace))
     if output is not None:
         _write(output, report)
     if json:
