@@ -31,7 +31,7 @@ class Panel:
         if highest <= 0:
             return 1.0
         unit = 10.0 ** math.floor(math.log10(highest))
-        return next(step * unit for step in (1, 2, 4, 5, 8, 10) if highest <= step * unit * 1.000001)
+        return next(step * unit for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if highest <= step * unit * 1.000001)
 
     @property
     def runs(self) -> list[list[tuple[float, float]]]:
