@@ -24,9 +24,6 @@ from typing import Any
 
 from outrider import LLM, SamplingParams
 from outrider.bench.provenance import provenance
-from outrider.drafters.ngram import NGram
-from outrider.registry import register
-from outrider.types import Request
 from outrider.watch.digest import Digest
 from outrider.watch.plots import Picture, picture, svg
 from outrider.watch.reader import Round, read
@@ -63,15 +60,6 @@ you will see that the road is as long as it ran,
 but that it has a lamp now, and so have the trees,
 and so does the boat, and the man, and the seas.
 """
-
-
-@register("talkative")
-class Talkative(NGram):
-    """Prompt lookup that is never silent, as a draft model is not: where it finds nothing it guesses the text's beginning. So
-    every round tells something, and rounds can be counted; plain lookup (`--draft ngram`) mostly turns itself down."""
-
-    def _guess(self, request: Request, depth: int) -> list[int]:
-        return super()._guess(request, depth) or request.tokens[:depth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +161,7 @@ def draw(rounds: Sequence[Round], title: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", default="talkative")
+    parser.add_argument("--draft", default="ngram:min=1")
     parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=70, help="of each part")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "drift_cpu.json")
