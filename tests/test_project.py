@@ -26,7 +26,7 @@ LAYERS = (
     {"protocols"},
     {"registry", "trained", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
-    {"accept", "drafters", "control", "metrics"},
+    {"accept", "drafters", "control", "metrics", "watch"},
     {"guard", "outcome", "scheduler", "recovery", "engine"},
     {"loading", "choice", "llm"},
     {"serve", "bench", "train", "plan", "cli"},

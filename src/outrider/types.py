@@ -355,7 +355,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What metrics, traces, the benchmark and the controller read after each round."""
+    """What metrics, traces, the benchmark and the controller read after each round. `depths`: how far the controller let each
+    request of the round look ahead, in the order of `committed`."""
 
     committed: tuple[Committed, ...]
     draft_seconds: float
@@ -363,3 +364,4 @@ class StepEvent:
     seconds: float
     prefill: int
     rows: int
+    depths: tuple[int, ...] = ()

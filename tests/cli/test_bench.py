@@ -52,6 +52,13 @@ def test_json(run, small: list[str], tmp_path: Path) -> None:
     assert "short: ngram" in result.stderr and "100% done" in result.stderr
 
 
+def test_a_trace_of_all_runs_by_workload(run, small: list[str], tmp_path: Path) -> None:
+    assert run(*small, "--draft", "ngram", "--repeats", "1", "--trace", str(tmp_path / "t.jsonl")).exit_code == 0
+    result = run("replay", str(tmp_path / "t.jsonl"), "--json")
+    found = json.loads(result.stdout)
+    assert set(found["drafters"]) == {"none", "ngram"} and found["labels"]["short"]["drafted"] > 0
+
+
 def test_a_table_for_people(run, small: list[str]) -> None:
     result = run(*small, "--draft", "auto", "--draft", "synthetic:rate=1,depth=3", "--temperature", "1", "--batch", "2")
     assert result.exit_code == 0, result.output

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..config import MAX_LABEL
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
@@ -174,6 +175,7 @@ class Runner:
     def _answer(self, cell: Cell, group: list[list[int]], run: Run) -> list[Result]:
         """Answers to prompts that are asked together, or one by one as they come."""
         params, rate = self.plan.params(cell.point, cell.who.depth), cell.point.rate
+        params = dataclasses.replace(params, label=_label(cell.workload.name))
         if rate is None:
             return self.llm.generate(group, params)
         at = traffic.arrivals(len(group), rate, self.plan.seed)
@@ -239,6 +241,11 @@ class Runner:
         where = dataclasses.asdict(cell.point) | {"depth": cell.who.depth}
         name, draft = cell.workload.name, cell.who.draft
         return Divergence(name, draft, prompt + 1, at, ours, theirs, judged.near_tie, judged.gap, **where)
+
+
+def _label(name: str) -> str | None:
+    """A workload's name as a label of its requests."""
+    return "".join(c for c in name if c.isprintable())[:MAX_LABEL].strip() or None
 
 
 def _groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:

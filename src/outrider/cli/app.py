@@ -15,6 +15,7 @@ from .generate import generate
 from .guard import guarded
 from .models import models
 from .plan import plan
+from .replay import replay
 from .serve import serve
 from .train import train
 from .tune import tune
@@ -40,6 +41,7 @@ app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(
 app.command(epilog="Example: outrider models --json")(guarded(models))
 app.command(epilog="Example: outrider plan --model ./config.json --task code --card H100 --load 50e6 --price 2.5")(guarded(plan))
 app.command(epilog="Example: outrider serve --draft auto --port 8000")(guarded(serve))
+app.command(epilog="Example: outrider replay trace.jsonl --plot trace.html")(guarded(replay))
 app.command(epilog="Example: outrider export ./my-eagle --out ./for-vllm --layout speculators")(guarded(export))
 app.command(epilog="Example: outrider train draft_model:layers=1 --model tiny --minutes 2")(guarded(train))
 app.command(epilog="Example: outrider version")(guarded(version))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -95,6 +96,7 @@ def bench(
     json: o.Json = False,
     output: Output = None,
     html: Html = None,
+    trace: o.TraceFile = None,
     debug: o.Debug = False,
 ) -> None:
     """Measure drafters against plain decoding in the same run, text by text the same. Exit status 1 if a text differs.
@@ -110,9 +112,8 @@ def bench(
     sweep = _sweep(temperature, depth, batch, rate)
     plan = _plan(draft or [PLAIN, AUTO], asked, sizes | sweep | {"limit": limit, "seed": seed, "control": control})
     bundle = Bundle.of(output, html)
-    report = _measure(
-        plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
-    )
+    options = o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
+    report = _measure(plan, replace(options, trace=trace))
     bundle.write(report)
     if json:
         typer.echo(jsonlib.dumps(report.as_json()))

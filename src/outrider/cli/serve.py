@@ -30,6 +30,9 @@ MODEL_KINDS: dict[str, type] = {
     "max_model_len": int,
     "kv_tokens": int,
     "threads": int,
+    "trace": str,
+    "trace_text": bool,
+    "trace_mib": float,
 }
 """What `ModelOptions` takes from the environment and the configuration file."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -65,6 +68,9 @@ def serve(
     read_seconds: Annotated[float | None, _option("How long a request may take to arrive (30).")] = None,
     drain_seconds: Annotated[float | None, _option("How long answers may take to end at SIGTERM (60).")] = None,
     log_prompts: Annotated[bool | None, _option("Write prompts to the log.")] = None,
+    trace: Annotated[str | None, _option("Write a line for every round, for `outrider replay`; no text.", metavar="PATH")] = None,
+    trace_text: Annotated[bool | None, _option("With --trace: prompts and answers, too.")] = None,
+    trace_mib: Annotated[float | None, _option("With --trace: put a file aside when it is larger (64).", metavar="MIB")] = None,
     page: Annotated[bool | None, _option("Show a chat page at / (on).")] = None,
     debug: o.Debug = False,
 ) -> None:

@@ -38,6 +38,8 @@ REFERENCE = 0.005
 THINKING, WONDERING = 0.02, 0.005
 """Share of time that plans may take: with many requests, or a slow host, they are made less often; and while nobody is given
 guesses."""
+QUICK = 2e-4
+"""Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 FEW = 4
 """Rounds that tell something."""
 LOSING = 0.97
@@ -67,6 +69,7 @@ class Goodput:
         self._load: Load | None = None
         self._plain_sizes, self._referenced = set[int](), set[int]()
         self._next_plan, self._size, self._plain = float("-inf"), 0, 0
+        self._thought = QUICK
         self.overlaps = False
         self._lately = deque[tuple[int, float]](maxlen=2 * FEW)
 
@@ -139,6 +142,11 @@ class Goodput:
         if asked.probes:
             self._charge(asked, event, spare)
 
+    @property
+    def reason(self) -> str:
+        """Why the depth was last changed."""
+        return self._story.reason
+
     def explain(self) -> str:
         return self._story.explain()
 
@@ -184,7 +192,8 @@ class Goodput:
         self._lately.clear()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         ended = self._clock()
-        self._next_plan = ended + (ended - begun) / (WONDERING if self._off else THINKING)
+        self._thought = min(ended - begun, 2 * max(self._thought, QUICK))  # a stall is no price
+        self._next_plan = ended + self._thought / (WONDERING if self._off else THINKING)
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
 

@@ -21,11 +21,11 @@ from ..config import SamplingParams
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..types import Request as Sample
+from ..watch.gain import Gain
 from . import faults
 from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
-from .gain import Gain
 from .grammar import Grammars
 from .meters import Meters
 from .page import page
@@ -62,7 +62,7 @@ class House:
         self.llm, self.settings, self.worker, self.gain = llm, settings, worker, gain
         self.name = settings.served_name or llm.name
         self.created = int(time.time())
-        self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name)
+        self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name, gain)
         self.prompter = Prompter(llm.tokenizer)
         self.grammars = Grammars(llm.tokenizer)
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
@@ -120,6 +120,13 @@ def seeded(body: Sampling) -> int:
     return body.seed
 
 
+def labelled(body: Sampling, request: Request) -> None:
+    """The kind of work may be named in a header, too; the body's own word wins."""
+    header = request.headers.get("x-outrider-label")
+    if header is not None:
+        body.metadata = {"label": header} | (body.metadata or {})
+
+
 def grouped(requests: list[Sample], group: str | None) -> list[Sample]:
     """Requests that say whose they are."""
     for request in requests:
@@ -173,6 +180,7 @@ def _api(house: House) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
         house.check(body)
+        labelled(body, request)
         if house.settings.log_prompts:
             request.state.noted["prompt"] = [m.plain() for m in body.messages]
         seed, form = seeded(body), house.prompter.form if offered(body) else None
@@ -189,6 +197,7 @@ def _api(house: House) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text."""
         house.check(body, len(body.prompts()))
+        labelled(body, request)
         if house.settings.log_prompts:
             request.state.noted["prompt"] = body.prompt
         _check_completion(body)

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..types import Request, Stats
+from ..watch.gain import Gain
 
 
 def usage(requests: Sequence[Request], scored_only: bool = False) -> dict[str, Any]:
@@ -59,7 +60,7 @@ def timings(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
-def extensions(requests: Sequence[Request], drafter: str) -> dict[str, Any]:
+def extensions(requests: Sequence[Request], drafter: str, gain: Gain) -> dict[str, Any]:
     """What stands beside `usage`: both servers' fields, and our own."""
     stats = [r.stats for r in requests]
     rounds, tokens = sum(s.rounds for s in stats), sum(s.tokens for s in stats)
@@ -70,6 +71,8 @@ def extensions(requests: Sequence[Request], drafter: str) -> dict[str, Any]:
         "tokens_per_round": tokens / rounds if rounds else 0.0,
         "draft_seconds": sum(s.draft_seconds for s in stats),
         "verify_seconds": sum(s.verify_seconds for s in stats),
+        "speedup": gain.speedup if gain.known else None,
+        "losing": gain.losing,
     }
     return {"metrics": {"speculative_decoding": speculation(stats) | own}, "timings": timings(requests)}
 
