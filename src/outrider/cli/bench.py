@@ -13,9 +13,11 @@ from . import options as o
 from .audit import progress
 from .drafters import AUTO, HELP, check_draft, describe_drafters
 from .guard import say
+from .remote import KeyEnv, Timeout, Url
 
 if TYPE_CHECKING:
     from ..bench.numbers import Speedup
+    from ..bench.remote import Report as RemoteReport
     from ..bench.report import Report, Row
     from ..bench.runner import Plan
 
@@ -52,6 +54,7 @@ SYNTHETIC = "* not a real drafter: it replays known answers, to show what guesse
 
 
 def bench(
+    ctx: typer.Context,
     draft: Drafts = [],  # noqa: B006 - typer copies the default
     workload: Workloads = [],  # noqa: B006
     model: o.Model = o.DEFAULT_MODEL,
@@ -66,6 +69,9 @@ def bench(
     batch: Batch = 1,
     control: o.Control = "goodput",
     limit: Limit = None,
+    endpoint: Url = None,
+    api_key_env: KeyEnv = None,
+    timeout: Timeout = 60.0,
     json: o.Json = False,
     output: Output = None,
     debug: o.Debug = False,
@@ -77,6 +83,10 @@ def bench(
         typer.echo(describe_drafters())
         return
     sizes = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed, "repeats": repeats, "batch": batch}
+    if endpoint is not None:
+        _check_output(output)
+        _remote(ctx, workload, sizes | {"limit": limit})
+        return
     plan = _plan(draft or [PLAIN, AUTO], workload, sizes | {"limit": limit, "control": control})
     _check_output(output)
     report = _measure(
@@ -85,6 +95,29 @@ def bench(
     if output is not None:
         _write(output, report)
     if json:
+        typer.echo(jsonlib.dumps(report.as_json()))
+    else:
+        show(report)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _remote(ctx: typer.Context, workloads: list[str], sizes: dict[str, Any]) -> None:
+    """The same questions to a running server."""
+    from ..bench import remote
+    from ..bench import workloads as known
+    from .remote import connect, show
+
+    given = ctx.params
+    plan = remote.Plan(tuple(known.find(name) for name in workloads or known.names()), **sizes)
+    server = connect(ctx, given["endpoint"], given["api_key_env"], given["timeout"])
+    with progress() as tell:
+        report = remote.measure(server, plan, tell)
+    if given["output"] is not None:
+        _write(given["output"], report)
+    if given["json"]:
         typer.echo(jsonlib.dumps(report.as_json()))
     else:
         show(report)
@@ -132,7 +165,7 @@ def _check_output(output: str | None) -> None:
         raise BadInput(f"--output {output}: give a file in a directory that exists")
 
 
-def _write(output: str, report: Report) -> None:
+def _write(output: str, report: Report | RemoteReport) -> None:
     try:
         Path(output).write_text(jsonlib.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
