@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from outrider import LLM
 from outrider.bench.endpoint import Endpoint
+from outrider.bench.parity import Plan as Parity
+from outrider.bench.parity import audit
 from outrider.bench.remote import Plan, measure
 from outrider.bench.workloads import Prompt, Workload
 
@@ -25,3 +27,12 @@ def test_ours_beside_its_plain_self(load: Callable[..., LLM]) -> None:
     assert row.acceptance is not None and row.acceptance.source == "timings" and row.acceptance.drafted
     assert row.acceptance.length is not None and row.acceptance.length >= 1
     json.dumps(found.as_json())
+
+
+def test_ours_against_ours(load: Callable[..., LLM]) -> None:
+    """Speculation on one side, none on the other: everything is the same, seeded texts and log-probabilities too."""
+    with running(load()) as one, running(load(draft="none")) as other:
+        report = audit(Endpoint.find(one.url), Endpoint.find(other.url), Parity(6, 16, 1))
+    assert report.ok and not report.differences and not report.errors
+    assert {line.verdict for line in report.lines} <= {"equal", "rounding"}
+    assert next(line for line in report.lines if line.kind == "logprobs").compared > 40
