@@ -328,6 +328,15 @@ class Tunable(Protocol):
     def options(self, values: Mapping[str, float]) -> dict[str, str]: ...
 
 
+@runtime_checkable
+class Forcing(Protocol):
+    """A logits processor that can tell what comes next: `forced` gives up to `most` tokens that the sequence `tokens` (prompt
+    included) must go on with, or nearly so. They are guesses like any other: wrong ones cost time and change nothing."""
+
+    def __call__(self, tokens: Sequence[int], scores: Tensor) -> Tensor: ...
+    def forced(self, tokens: Sequence[int], most: int) -> Sequence[int]: ...
+
+
 class AcceptanceRule(Protocol):
     """Decides which guesses are kept. A pure function of its arguments. Randomness comes from streams keyed by (request key,
     purpose, round start, slot); what a rule compares comes from `Scores.choice` (coupled) or `Scores.processed` (the rest)."""

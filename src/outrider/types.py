@@ -23,6 +23,8 @@ ROOT = -1
 """Parent of a node that hangs under the last committed token."""
 PROBE = -1
 """`Proposal.source` of a node that is scored but is no guess (lookahead's window); never counted as drafted."""
+FORCED = 1 << 16
+"""`Proposal.source` of a guess that a request's own processors gave; no drafter has this number."""
 NONE = -1
 """Padding in tables of columns and tokens."""
 

@@ -26,6 +26,7 @@ from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
 from .gain import Gain
+from .grammar import Form as Grammatical
 from .grammar import Grammars
 from .meters import Meters
 from .page import page
@@ -90,7 +91,7 @@ class House:
             raise faults.too_long(tokens, context)
         return min(context - tokens, self.settings.max_tokens or context)
 
-    def grammar(self, body: Sampling) -> str | None:
+    def grammar(self, body: Sampling) -> Grammatical | None:
         """The compiled form of the answer, if one was asked for. Raises `BadInput`."""
         call = required(body) if isinstance(body, ChatRequest) else None
         if call is not None:
@@ -102,7 +103,7 @@ class House:
             raise BadInput("min_tokens and response_format exclude each other: an answer ends where its form does")
         return self.grammars.compile(body.response_format.type, source)
 
-    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: str | None) -> list[Sample]:
+    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: Grammatical | None) -> list[Sample]:
         """The requests of one prompt."""
         chosen = params(self.room(len(ids)))
         if grammar is not None:
