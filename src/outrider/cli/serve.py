@@ -66,6 +66,7 @@ def serve(
     drain_seconds: Annotated[float | None, _option("How long answers may take to end at SIGTERM (60).")] = None,
     log_prompts: Annotated[bool | None, _option("Write prompts to the log.")] = None,
     page: Annotated[bool | None, _option("Show a chat page at / (on).")] = None,
+    otel: Annotated[bool | None, _option("Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT (off).")] = None,
     debug: o.Debug = False,
 ) -> None:
     """Serve the model through OpenAI's API, with speculation visible and controllable, and a page at /.
@@ -81,7 +82,7 @@ def serve(
 def _run(given: Mapping[str, Any]) -> None:
     """Listen first, so that a port in use is found out before a model is loaded for it."""
     try:
-        from ..serve import server, settings
+        from ..serve import server, settings, traces
     except ImportError as error:
         raise OutriderError(f"the server needs {error.name or error}: pip install 'outrider[serve]'") from None
     from ..serve.logs import configure
@@ -94,6 +95,8 @@ def _run(given: Mapping[str, Any]) -> None:
     unknown = set(values) - set(settings.KINDS) - set(MODEL_KINDS)
     if unknown:
         raise BadInput(f"unknown option in {given['config']}: {', '.join(sorted(unknown))}")
+    if chosen.otel:
+        traces.library()  # found out before a model is loaded for it
     sock = server.bind(chosen.host, chosen.port)
     configure()
     with sock, loaded(options) as llm:

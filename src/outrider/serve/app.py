@@ -35,6 +35,7 @@ from .schema import ChatRequest, CompletionRequest, Sampling
 from .settings import Settings
 from .stream import Answer
 from .tools import Prompter, offered, required
+from .traces import Traces
 from .worker import Worker
 
 VERSION = metadata.version("outrider")
@@ -66,6 +67,7 @@ class House:
         self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name)
         self.prompter = Prompter(llm.tokenizer)
         self.grammars = Grammars(llm.tokenizer)
+        self.traces = Traces(self.name) if settings.otel else None
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
 
     async def aside(self, task: Callable[[], Any]) -> Any:
@@ -112,6 +114,8 @@ class House:
 
     def close(self) -> None:
         self._clerk.shutdown(wait=False, cancel_futures=True)
+        if self.traces is not None:
+            self.traces.close()
 
 
 def seeded(body: Sampling) -> int:
@@ -141,7 +145,7 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     app.add_exception_handler(OutriderError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Edge, settings=house.settings)
+    app.add_middleware(Edge, settings=house.settings, traces=house.traces)
     if house.settings.cors_origins:  # around all, so that pages may read errors, too
         shared: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"]}
         origins = list(house.settings.cors_origins)

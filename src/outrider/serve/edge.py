@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from . import faults
 from .faults import Fault
 from .settings import Settings
+from .traces import Traces
 
 log = logging.getLogger("outrider.serve")
 ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -33,8 +34,8 @@ GUARDED = "/v1"
 class Edge:
     """The outermost layer. Nothing escapes from it: what was not foreseen is a 500 in OpenAI's shape, and in the log."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, settings: Settings, traces: Traces | None = None) -> None:
+        self._app, self._traces = app, traces
         self._keys = tuple(_digest(key) for key in settings.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +66,10 @@ class Edge:
             if not status:
                 await JSONResponse(fault.body, fault.status, fault.headers)(scope, receive, tagged)
         finally:
-            _note(scope, name, noted.pop("status", status), started, noted)
+            seconds = time.perf_counter() - started
+            fields = _note(scope, name, noted.pop("status", status), seconds, noted)
+            if self._traces is not None and scope["path"].startswith(GUARDED):
+                self._traces.note(headers, fields, seconds)
 
     def _check(self, scope: Scope, headers: Headers) -> str | None:
         """Whose request it is, where there are keys. All are compared, each in the same time, so that the time tells nothing."""
@@ -83,12 +87,14 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _note(scope: Scope, name: str, status: int, started: float, noted: dict[str, Any]) -> None:
+def _note(scope: Scope, name: str, status: int, seconds: float, noted: dict[str, Any]) -> dict[str, Any]:
+    """A line in the log; its fields."""
     client = scope.get("client")
     fields = {"request": name, "method": scope["method"], "path": scope["path"], "status": status}
-    fields |= {"client": client[0] if client else None, "ms": round(1e3 * (time.perf_counter() - started), 1)}
+    fields |= {"client": client[0] if client else None, "ms": round(1e3 * seconds, 1)}
     quiet = scope["path"] in ("/health", "/metrics")
     log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields | noted})
+    return fields | noted
 
 
 class StrictRoute(APIRoute):

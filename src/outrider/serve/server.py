@@ -180,8 +180,9 @@ def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
         drafter.isolate()
     meters = Meters(worker, baseline)
     llm.engine.sinks.append(meters.observe)
+    house = House(llm, settings, worker, meters.gain)
     worker.start()
-    return House(llm, settings, worker, meters.gain), meters
+    return house, meters
 
 
 def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:

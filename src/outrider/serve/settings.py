@@ -21,7 +21,7 @@ PLURALS = {"api_key": "api_keys", "cors_origin": "cors_origins"}
 class Settings:
     """`max_running` answers are written at once, `max_queue` more may wait. `max_body` in MiB; `read_seconds` is how long a
     client may take to send a request; `drain_seconds` how long running answers may take to end at SIGTERM. `api_keys`: none
-    means that anybody who can reach the port may ask. `max_tokens` bounds every answer."""
+    means that anybody who can reach the port may ask. `max_tokens` bounds every answer. `otel`: send OpenTelemetry spans."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -36,6 +36,7 @@ class Settings:
     drain_seconds: float = 60.0
     log_prompts: bool = False
     page: bool = True
+    otel: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -122,6 +123,7 @@ KINDS: dict[str, type] = {
     "drain_seconds": float,
     "log_prompts": bool,
     "page": bool,
+    "otel": bool,
 }
 
 
