@@ -52,8 +52,8 @@ class Request:
     acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `taken`:
     how many of the first tokens took their KV over from other requests. `failures`:
     what went wrong in custom processors, by the sequence they were given. `flying` bounds the tokens that rounds launched but
-    not yet read may add; it is 0 between rounds unless the engine runs ahead. `group` names those whose finished texts
-    may draft for each other, where drafters are asked to mind it."""
+    not yet read may add; it is 0 between rounds unless the engine runs ahead. `group` names those who may share
+    KV of what they have in common, and whose finished texts may draft for each other where drafters are asked to mind it."""
 
     id: int
     tokens: list[int]

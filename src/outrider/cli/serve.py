@@ -61,11 +61,14 @@ def serve(
     max_running: Annotated[int | None, _option("Answers written at once (256).")] = None,
     max_queue: Annotated[int | None, _option("Answers that may wait (256); beyond that clients get 429.")] = None,
     max_tokens: Annotated[int | None, _option("Longest answer (as long as the context allows).")] = None,
-    max_body: Annotated[float | None, _option("Largest request, in MiB (4).")] = None,
+    max_body: Annotated[
+        float | None, _option("Largest request, in MiB (0.25, and 32 bytes for each token of the context).")
+    ] = None,
     read_seconds: Annotated[float | None, _option("How long a request may take to arrive (30).")] = None,
     drain_seconds: Annotated[float | None, _option("How long answers may take to end at SIGTERM (60).")] = None,
     log_prompts: Annotated[bool | None, _option("Write prompts to the log.")] = None,
     page: Annotated[bool | None, _option("Show a chat page at / (on).")] = None,
+    share: Annotated[bool | None, _option("Let keys share KV of prompts and what drafters learned (off).")] = None,
     otel: Annotated[bool | None, _option("Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT (off).")] = None,
     debug: o.Debug = False,
 ) -> None:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import faults
 from .faults import Fault
-from .settings import Settings
+from .settings import MIB, Settings
 from .traces import Traces
 
 log = logging.getLogger("outrider.serve")
@@ -36,6 +36,7 @@ class Edge:
 
     def __init__(self, app: ASGIApp, settings: Settings, traces: Traces | None = None) -> None:
         self._app, self._traces = app, traces
+        self._share = settings.share
         self._keys = tuple(_digest(key) for key in settings.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +73,8 @@ class Edge:
                 self._traces.note(headers, fields, seconds)
 
     def _check(self, scope: Scope, headers: Headers) -> str | None:
-        """Whose request it is, where there are keys. All are compared, each in the same time, so that the time tells nothing."""
+        """Whose request it is, where there are keys, unless they share. All are compared, each in the same time, so that the time
+        tells nothing."""
         if not self._keys or not scope["path"].startswith(GUARDED) or scope["method"] == "OPTIONS":
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
@@ -80,7 +82,7 @@ class Edge:
         known = [hmac.compare_digest(digest, other) for other in self._keys]
         if kind.lower() != "bearer" or not any(known):
             raise Fault(401, "a valid API key is needed: send it as `Authorization: Bearer KEY`", "invalid_api_key")
-        return digest.hex()
+        return None if self._share else digest.hex()
 
 
 def _digest(key: str) -> bytes:
@@ -179,4 +181,4 @@ def _no_constant(name: str) -> Any:
 
 
 def _too_large(settings: Settings) -> Fault:
-    return Fault(413, f"the body is larger than {settings.max_body:g} MiB, this server's limit", "body_too_large")
+    return Fault(413, f"the body is larger than {settings.bytes / MIB:.3g} MiB, this server's limit", "body_too_large")
