@@ -16,7 +16,7 @@ from outrider import LLM
 from outrider.serve.grammar import Grammars
 
 from .conftest import Running
-from .test_grammar import thing
+from .test_grammar import SMALL, thing
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_ten_schemas(server: Running, forms: ModuleType) -> None:
 
 
 def test_what_is_forced(library: LLM) -> None:
-    """Keys in a text of any kind; punctuation and blanks where the text is written as usual; the end."""
+    """Keys in a text of any kind; punctuation and blanks where the text is written as usual, or as it was before; the end."""
     grammars, encode = Grammars(library.tokenizer), library.tokenizer.encode
 
     def after(form: Any, text: str, most: int = 50) -> str:
@@ -67,8 +67,10 @@ def test_what_is_forced(library: LLM) -> None:
     assert after(json_form, "", 3) == '{"l'
     assert after(json_form, '{\n  "') == "long" + '"'
     assert after(json_form, '{"long" : "') == "word" + '"'
-    assert after(json_form, '{"long": "word", "ok": t') == "rue}"
+    assert after(json_form, '{"long": "word", "ok": t') == "rue}</s>"
     assert after(json_form, '{"long": "word", "ok": true}') == "</s>"
+    own = grammars.compile("json_schema", thing(a=SMALL, b=SMALL, c={"const": "x"}))
+    assert after(own, '{\n"a" : 1\n,\n"b" : 2\n,') == '\n"c"'
     assert after(json_form, "nonsense") == ""
     assert after(grammars.compile("regex", "(yes|no), of course"), "y") == "es, of course"
     assert after(grammars.compile("grammar", 'start: "a" ("b" | "c")'), "") == "a"

@@ -5,7 +5,7 @@ function of its path, so the automaton is moved: back to where a path leaves the
 
 Where the automaton says what must come next, that is a guess that costs nothing (`Grammar.forced`). JSON leaves open how many
 blanks stand between its parts, so hardly anything is forced; for guesses there is a second automaton of the same form with blanks
-as models usually write them, which counts as long as the text follows it.
+as models usually write them, which counts as long as the text follows it. Beyond that, the text's own habits are followed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, takewhile
 from typing import Any
 
 import llguidance
@@ -28,6 +29,8 @@ BLANKS = r"[\x20\x0A]{0,16}"
 """What may stand between JSON's tokens: enough for pretty-printing, and no endless run of blanks."""
 USUAL: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """Blanks as models write them if nobody asks for lines of their own."""
+MARKS, FEW = b' \n\t{}[]",:', 4
+"""What stands between JSON's words, and how many ways of it are tried."""
 MOST, FAR = 8, 32
 """Automata kept for the samples of one prompt, and how many tokens one goes back before another is made."""
 
@@ -81,7 +84,8 @@ class Grammar:
     with are forbidden; where the text is whole, nothing but its end is allowed."""
 
     def __init__(self, tokens: Any, form: Form, start: int, ends: Iterable[int]) -> None:
-        self._start, self._ends = start, sorted(ends)
+        self._tokens, self._start, self._ends = tokens, start, sorted(ends)
+        self._marks: dict[int, bytes] = {}
         self._form = Follower(tokens, form.source)
         self._usual = None if form.usual is None else Follower(tokens, form.usual)
 
@@ -101,18 +105,42 @@ class Grammar:
 
     def forced(self, tokens: Sequence[int], most: int) -> list[int]:
         """See `protocols.Forcing`."""
-        written = tuple(tokens[self._start :])
-        for follower in (self._usual, self._form):
-            found = [] if follower is None else self._next(follower, written)[:most]
-            if found:
-                return found
-        return []
+        path, found = tuple(tokens[self._start :]), list[int]()
+        while len(found) < most:
+            usual = [] if self._usual is None else self._next(self._usual, path)
+            more = usual or self._next(self._form, path) or self._punctuation(path)
+            if not more:
+                break
+            found += more
+            path += tuple(more)
+        return found[:most]
 
     def _next(self, follower: Follower, written: tuple[int, ...]) -> list[int]:
         matcher, read = follower.follow(written)
         if read < len(written):
             return []
         return self._ends[:1] if matcher.is_stopped() else list(matcher.compute_ff_tokens())
+
+    def _punctuation(self, path: tuple[int, ...]) -> list[int]:
+        """What JSON puts between its parts, as the text itself did before: after the same mark, or where a word must end."""
+        if self._usual is None or not path:
+            return []
+        if self._mark(path[-1]):
+            after = (path[i + 1] for i in range(len(path) - 2, -1, -1) if path[i] == path[-1])
+            options = list(dict.fromkeys(takewhile(self._mark, after)))
+        else:
+            matcher, read = self._form.follow(path)
+            lead = bytes(matcher.compute_ff_bytes()) if read == len(path) else b""
+            ends = (t for before, t in pairwise(path) if lead and not self._mark(before))
+            options = list(dict.fromkeys(reversed([t for t in ends if self._mark(t).startswith(lead)])))
+        return next(([t] for t in options[:FEW] if self._form.follow((*path, t))[1] > len(path)), [])
+
+    def _mark(self, token: int) -> bytes:
+        """A token's text if it is nothing but punctuation and blanks, else nothing."""
+        if token not in self._marks:
+            text = bytes(self._tokens.decode_bytes([token]))
+            self._marks[token] = b"" if text.strip(MARKS) else text
+        return self._marks[token]
 
 
 def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
