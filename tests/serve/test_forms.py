@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM
-from outrider.serve.grammar import Grammars
+from outrider.serve.grammar import Grammar, Grammars
 
 from .conftest import Running
 from .test_grammar import SMALL, thing
@@ -72,7 +72,7 @@ def test_what_is_forced(library: LLM) -> None:
     own = grammars.compile("json_schema", thing(a=SMALL, b=SMALL, c={"const": "x"}))
     assert after(own, '{\n"a" : 1\n,\n"b" : 2\n,') == '\n"c"'
     assert after(json_form, "nonsense") == ""
-    assert after(grammars.compile("regex", "(yes|no), of course"), "y") == "es, of course"
+    assert after(grammars.compile("regex", "(yes|no), of course"), "y") == "es, of course</s>"
     assert after(grammars.compile("grammar", 'start: "a" ("b" | "c")'), "") == "a"
 
 
@@ -99,3 +99,17 @@ def test_the_script(forms: ModuleType, model: str) -> None:
     figures = forms.run(made, [forms.schema(rng, 1) for _ in range(3)])
     assert figures["same_tokens"] == figures["schemas"] == 3 and figures["valid"] == figures["complete"]
     assert figures["off"]["tokens_per_round"] == 1 and figures["off"]["accepted"] is None
+
+
+def test_what_goes_wrong_on_the_way_of_a_guess_stays_there(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An automaton that breaks while it looks ahead: the same answer, and no error."""
+    form = {"type": "json_schema", "json_schema": {"schema": thing(a={"const": "word"}, b={"type": "boolean"})}}
+    body = {"response_format": form, "max_tokens": 60, "seed": 1}
+    want = server.complete("{", **body)["choices"]
+
+    def broken(self: Grammar, *given: Any) -> list[int]:
+        self._ahead.follow((1,) * 200)
+        raise RuntimeError("too complex")
+
+    monkeypatch.setattr(Grammar, "_next", broken)
+    assert server.complete("{", **body)["choices"] == want

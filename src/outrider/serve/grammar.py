@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise, takewhile
 from typing import Any
 
@@ -86,8 +87,7 @@ class Grammar:
     def __init__(self, tokens: Any, form: Form, start: int, ends: Iterable[int]) -> None:
         self._tokens, self._start, self._ends = tokens, start, sorted(ends)
         self._marks: dict[int, bytes] = {}
-        self._form = Follower(tokens, form.source)
-        self._usual = None if form.usual is None else Follower(tokens, form.usual)
+        self._form, self._source = Follower(tokens, form.source), form
 
     def __call__(self, tokens: Sequence[int], scores: Tensor) -> Tensor:
         """`scores [V]` with -inf where the grammar forbids a token. Paths that the grammar rules out are left alone: nothing
@@ -107,13 +107,22 @@ class Grammar:
         """See `protocols.Forcing`."""
         path, found = tuple(tokens[self._start :]), list[int]()
         while len(found) < most:
-            usual = [] if self._usual is None else self._next(self._usual, path)
-            more = usual or self._next(self._form, path) or self._punctuation(path)
+            more = [] if self._usual is None else self._next(self._usual, path)
+            more = more or self._next(self._ahead, path) or self._punctuation(path)
             if not more:
                 break
             found += more
             path += tuple(more)
         return found[:most]
+
+    @cached_property
+    def _ahead(self) -> Follower:
+        """For guesses: what goes wrong on their way must not touch the automaton that decides."""
+        return Follower(self._tokens, self._source.source)
+
+    @cached_property
+    def _usual(self) -> Follower | None:
+        return None if self._source.usual is None else Follower(self._tokens, self._source.usual)
 
     def _next(self, follower: Follower, written: tuple[int, ...]) -> list[int]:
         matcher, read = follower.follow(written)
@@ -129,11 +138,11 @@ class Grammar:
             after = (path[i + 1] for i in range(len(path) - 2, -1, -1) if path[i] == path[-1])
             options = list(dict.fromkeys(takewhile(self._mark, after)))
         else:
-            matcher, read = self._form.follow(path)
+            matcher, read = self._ahead.follow(path)
             lead = bytes(matcher.compute_ff_bytes()) if read == len(path) else b""
             ends = (t for before, t in pairwise(path) if lead and not self._mark(before))
             options = list(dict.fromkeys(reversed([t for t in ends if self._mark(t).startswith(lead)])))
-        return next(([t] for t in options[:FEW] if self._form.follow((*path, t))[1] > len(path)), [])
+        return next(([t] for t in options[:FEW] if self._ahead.follow((*path, t))[1] > len(path)), [])
 
     def _mark(self, token: int) -> bytes:
         """A token's text if it is nothing but punctuation and blanks, else nothing."""
