@@ -26,8 +26,8 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="1"}
 
 @dataclass
 class Stub:
-    """What to answer: `words`, one token each, after `silence` seconds. `changes`: words that are others when a request has a
-    temperature. `breaks`: what ends a stream early, `cut`, `error` or `garbage`."""
+    """What to answer: `words`, one token each, after `silence` seconds. `strict`: no field that it does not know. `changes`: words
+    that are others when a request has a temperature. `breaks`: what ends a stream early, `cut`, `error` or `garbage`."""
 
     words: list[str] = field(default_factory=lambda: ["The ", "sea ", "is ", "wide ", "and ", "blue."])
     changes: dict[int, str] = field(default_factory=dict)
@@ -35,6 +35,7 @@ class Stub:
     gap: float = 1.0
     usage: bool = True
     chat: bool = True
+    strict: bool = False
     key: str | None = None
     silence: float = 0.0
     breaks: str | None = None
@@ -73,6 +74,8 @@ def app(stub: Stub) -> FastAPI:
         body = await request.json()
         stub.asked.append(body)
         await asyncio.sleep(stub.silence)
+        if stub.strict and "stream_options" in body:
+            return JSONResponse({"detail": "Unexpected fields in the request: {'stream_options'}"}, 422)
         if chat and not stub.chat:
             return JSONResponse({"detail": "no chat template"}, 400)
         return StreamingResponse(stream(stub, body, chat), media_type="text/event-stream")

@@ -51,7 +51,10 @@ def test_servers_that_tell_less(stub: tuple[Stub, str]) -> None:
     server, url = stub
     server.usage, server.chat = False, False
     endpoint = Endpoint.find(url, model="anything")
-    assert not endpoint.chat and endpoint.model == "anything"
+    assert not endpoint.chat and endpoint.counts and endpoint.model == "anything"
+    server.strict = True
+    assert not Endpoint.find(url).counts
+    server.strict = False
     [row] = measure(endpoint, Plan((WORDS,), repeats=1)).rows
     assert row.tokens == 24 and not row.counted and row.acceptance is None
     assert server.asked[-1]["prompt"] == "hello 3"

@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +23,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 64 * 2**20
 """Bytes that an answer which is not streamed may have."""
 FINAL = "data: [DONE]"
+REFUSED = (400, 404, 405, 422, 500, 501)
+"""What servers answer to a kind of request that they do not know."""
 
 
 class Unanswered(OutriderError):
@@ -58,7 +60,7 @@ class Reply:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`url` without `/v1`; `timeout` is the longest silence, in seconds. `chat`: it takes conversations, not texts alone.
-    `native`: it is this package's own server, and takes its extensions."""
+    `native`: it is this package's own server, and takes its extensions. `counts`: it can be asked how many tokens it wrote."""
 
     url: str
     model: str
@@ -66,6 +68,7 @@ class Endpoint:
     timeout: float = 60.0
     chat: bool = True
     native: bool = False
+    counts: bool = True
 
     @classmethod
     def find(cls, url: str, model: str | None = None, key: str | None = None, timeout: float = 60.0) -> Endpoint:
@@ -84,7 +87,8 @@ class Endpoint:
 
     def ask(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Reply:
         """The answer to a conversation; texts alone are its messages as paragraphs. Raises `Unanswered`."""
-        asked: dict[str, Any] = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **options}
+        asked: dict[str, Any] = {"model": self.model, "stream": True, **options}
+        asked |= {"stream_options": {"include_usage": True}} if self.counts else {}
         top = asked.pop("top_logprobs", None)
         if self.chat:
             asked["messages"] = [dict(m) for m in messages]
@@ -107,20 +111,20 @@ class Endpoint:
             return None
 
     def _tried(self) -> Endpoint:
-        """This server, by the way it can be asked: by conversations, or else by texts."""
-        hello = [{"role": "user", "content": "Hello"}]
-        try:
-            self.ask(hello, max_tokens=1)
-        except Unanswered as error:
-            if not self.chat or error.status not in (400, 404, 405, 422, 500, 501):
-                raise
-            other = Endpoint(self.url, self.model, self.key, self.timeout, chat=False, native=self.native)
+        """This server, by the way it can be asked: conversations or texts, with tokens counted or not."""
+        ways = [replace(self, chat=c, counts=k) for c in ((True, False) if self.chat else (False,)) for k in (True, False)]
+        refused: Unanswered | None = None
+        for way in ways:
             try:
-                other.ask(hello, max_tokens=1)
-            except Unanswered:
-                raise error from None
-            return other
-        return self
+                way.ask([{"role": "user", "content": "Hello"}], max_tokens=1)
+            except Unanswered as error:
+                if error.status not in REFUSED:
+                    raise
+                refused = refused or error
+            else:
+                return way
+        assert refused is not None
+        raise refused
 
     def _cards(self, optional: bool) -> list[Any]:
         try:

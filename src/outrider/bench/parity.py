@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BadInput
 from .compare import divergence
-from .endpoint import Endpoint, Reply, Unanswered
+from .endpoint import REFUSED, Endpoint, Reply, Unanswered
 from .prompts import PROMPTS
 
 NEAR = 0.5
@@ -137,7 +137,7 @@ def _ask(report: Report, endpoint: Endpoint, plan: Plan, body: dict[str, Any], o
         try:
             replies.append(endpoint.ask(messages, **{**body, **more}))
         except Unanswered as error:
-            if optional and error.status in (400, 404, 422, 500, 501) and not any(replies):
+            if optional and error.status in REFUSED and not any(replies):
                 return [None] * plan.prompts
             report.errors.append(str(error))
             replies.append(None)
