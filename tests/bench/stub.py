@@ -26,8 +26,8 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="1"}
 
 @dataclass
 class Stub:
-    """What to answer: `words`, one token each, after `silence` seconds. `strict`: no field that it does not know. `changes`: words
-    that are others when a request has a temperature. `breaks`: what ends a stream early, `cut`, `error` or `garbage`."""
+    """What to answer: `words`, one token each, after `silence` seconds. `strict`: no field that it does not know. `changes`:
+    words that are others when a request has a temperature. `breaks`: what ends a stream early, `cut`, `error` or `garbage`."""
 
     words: list[str] = field(default_factory=lambda: ["The ", "sea ", "is ", "wide ", "and ", "blue."])
     changes: dict[int, str] = field(default_factory=dict)
