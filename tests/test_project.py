@@ -27,7 +27,7 @@ LAYERS = (
     {"registry", "trained", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
     {"accept", "drafters", "control", "metrics", "watch"},
-    {"guard", "outcome", "scheduler", "recovery", "engine"},
+    {"guard", "forced", "outcome", "scheduler", "recovery", "engine"},
     {"loading", "choice", "llm"},
     {"serve", "bench", "train", "plan", "cli"},
     {"__init__", "__main__"},

@@ -134,7 +134,7 @@ def test_the_mask_is_a_function_of_the_path(library: LLM) -> None:
         assert allowed(one, *path) == want[path] == allowed(grammars.processor(source, 2), *path)
         assert len(allowed(one, *path, x)) == 266, "a path that is ruled out is left alone"
     far = (a, *[b] * 60)
-    assert allowed(one, *far) == allowed(one, a, c) == {b, c, d} and len(one._tracks) == 2
+    assert allowed(one, *far) == allowed(one, a, c) == {b, c, d} and len(one._form._tracks) == 2
 
 
 def test_paths_that_begin_alike() -> None:

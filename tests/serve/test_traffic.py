@@ -297,6 +297,8 @@ def test_the_load_test(server: Running) -> None:
     figures = module.summary(found, seconds)
     assert figures["errors"] == figures["differences"] == 0 and figures["compared"] == 10
     assert figures["answers"] + figures["left"] == 80 and figures["left"] > 0
+    assert module.growth([100.0] * 8) == 0 and module.growth([1.0]) is None
+    assert module.growth([50, 90, 100, 100, 100, 100, 110, 110, 110, 110, 110, 110]) == pytest.approx(0.1)
 
 
 @pytest.mark.slow

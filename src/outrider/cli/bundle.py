@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BadInput
 from .guard import say
@@ -35,11 +35,15 @@ class Bundle:
                 check_file(option, path)
         return cls(data, page)
 
+    def save(self, found: dict[str, Any]) -> None:
+        """The JSON object, if it was asked for."""
+        if self.json is not None and not _written(self.json, lambda: json.dumps(found, indent=1) + "\n"):
+            say("the object follows on standard error")
+            say(json.dumps(found))
+
     def write(self, report: Report) -> None:
         """What was asked for. A full disk costs the files, not the result."""
-        if self.json is not None and not _written(self.json, lambda: json.dumps(report.as_json(), indent=1) + "\n"):
-            say("the object follows on standard error")
-            say(json.dumps(report.as_json()))
+        self.save(report.as_json())
         if self.html is not None and report.rows:
             from ..bench.page import page
 

@@ -26,6 +26,7 @@ from . import faults
 from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
+from .grammar import Form as Grammatical
 from .grammar import Grammars
 from .meters import Meters
 from .page import page
@@ -34,6 +35,7 @@ from .schema import ChatRequest, CompletionRequest, Sampling
 from .settings import Settings
 from .stream import Answer
 from .tools import Prompter, offered, required
+from .traces import Traces
 from .worker import Worker
 
 VERSION = metadata.version("outrider")
@@ -65,6 +67,7 @@ class House:
         self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name, gain)
         self.prompter = Prompter(llm.tokenizer)
         self.grammars = Grammars(llm.tokenizer)
+        self.traces = Traces(self.name) if settings.otel else None
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
 
     async def aside(self, task: Callable[[], Any]) -> Any:
@@ -90,7 +93,7 @@ class House:
             raise faults.too_long(tokens, context)
         return min(context - tokens, self.settings.max_tokens or context)
 
-    def grammar(self, body: Sampling) -> str | None:
+    def grammar(self, body: Sampling) -> Grammatical | None:
         """The compiled form of the answer, if one was asked for. Raises `BadInput`."""
         call = required(body) if isinstance(body, ChatRequest) else None
         if call is not None:
@@ -102,7 +105,7 @@ class House:
             raise BadInput("min_tokens and response_format exclude each other: an answer ends where its form does")
         return self.grammars.compile(body.response_format.type, source)
 
-    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: str | None) -> list[Sample]:
+    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: Grammatical | None) -> list[Sample]:
         """The requests of one prompt."""
         chosen = params(self.room(len(ids)))
         if grammar is not None:
@@ -111,6 +114,8 @@ class House:
 
     def close(self) -> None:
         self._clerk.shutdown(wait=False, cancel_futures=True)
+        if self.traces is not None:
+            self.traces.close()
 
 
 def seeded(body: Sampling) -> int:
@@ -147,7 +152,7 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     app.add_exception_handler(OutriderError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Edge, settings=house.settings)
+    app.add_middleware(Edge, settings=house.settings, traces=house.traces)
     if house.settings.cors_origins:  # around all, so that pages may read errors, too
         shared: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"]}
         origins = list(house.settings.cors_origins)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ..types import Request, Stats
+from ..types import FINISH_NAMES, Request, Stats
 from ..watch.gain import Gain
 
 
@@ -58,6 +58,18 @@ def timings(requests: Sequence[Request]) -> dict[str, Any]:
         "draft_n": sum(r.stats.drafted for r in requests),
         "draft_n_accepted": sum(r.stats.accepted for r in requests),
     }
+
+
+def noted(requests: Sequence[Request]) -> dict[str, Any]:
+    """What the log and traces tell of an answer."""
+    stats = [r.stats for r in requests]
+    sums = {name: sum(getattr(s, name) for s in stats) for name in ("tokens", "rounds", "drafted", "accepted")}
+    seconds = {f"{name}_ms": round(1e3 * sum(getattr(s, f"{name}_seconds") for s in stats), 1) for name in ("draft", "verify")}
+    first = max((s.first_token_seconds for s in stats), default=0.0)
+    about = {"choices": len(requests), "prompt_tokens": sum(r.prompt_len for r in requests if r.index == 0)}
+    ends = tuple(FINISH_NAMES[r.finish] for r in requests if r.finish in FINISH_NAMES)
+    more = {"first_ms": round(1e3 * first, 1), "finish": ends, "lossless": all(r.lossless for r in requests)}
+    return about | sums | seconds | more
 
 
 def extensions(requests: Sequence[Request], drafter: str, gain: Gain) -> dict[str, Any]:

@@ -172,16 +172,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
     """Measure the plain baseline and start the thread that runs the engine."""
+    settings = settings.fitted(llm.max_model_len)
     baseline = measure_plain(llm)
     worker = Worker(llm, settings.limit)
     llm.engine.scheduler.max_requests = llm.engine.scheduler.most = settings.max_running
     drafter = llm.engine.drafter.drafter
-    if settings.api_keys and isinstance(drafter, Isolating):
+    if settings.api_keys and not settings.share and isinstance(drafter, Isolating):
         drafter.isolate()
     meters = Meters(worker, baseline)
     llm.engine.sinks.append(meters.observe)
+    house = House(llm, settings, worker, meters.gain)
     worker.start()
-    return House(llm, settings, worker, meters.gain), meters
+    return house, meters
 
 
 def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:
