@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -124,14 +125,7 @@ def bench(
     options = o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
     report = _measure(plan, replace(options, trace=trace))
     bundle.write(report)
-    if json:
-        typer.echo(jsonlib.dumps(report.as_json()))
-    else:
-        show(report)
-    if report.interrupted:
-        raise KeyboardInterrupt
-    if not report.ok:
-        raise typer.Exit(1)
+    _finish(report, json, show)
 
 
 def _sweep(temperature: str, depth: str | None, batch: str | None, rate: str | None) -> dict[str, Any]:
@@ -164,7 +158,12 @@ def _remote(ctx: typer.Context, workloads: tuple[Workload, ...], sizes: dict[str
     with progress() as tell:
         report = remote.measure(server, plan, tell)
     bundle.save(report.as_json())
-    if given["json"]:
+    _finish(report, given["json"], show)
+
+
+def _finish(report: Any, json: bool, show: Callable[[Any], None]) -> None:
+    """Print a report, local or of a server, and end as it says."""
+    if json:
         typer.echo(jsonlib.dumps(report.as_json()))
     else:
         show(report)

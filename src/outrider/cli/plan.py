@@ -161,8 +161,11 @@ def _cases(ask: Ask, place: Place | None, options: o.ModelOptions, result: Resul
 
     if ask.source is not None:
         report = read(ask.source)
+        result.notes += report.notes
         if place is None:
             result.model = report.model or result.model
+        elif report.model not in ("", place.target.name):
+            result.notes.append(f"chances are those measured with {report.model}; with {place.target.name} they may be others")
         loose = sorted({r.draft for r in report.rows if r.depth is None})
         if loose:
             result.notes.append(
@@ -226,14 +229,20 @@ def _judge(ask: Ask, place: Place | None, cases: list[Case], result: Result) -> 
 
 
 def _outlooks(ask: Ask, cases: list[Case], result: Result) -> None:
-    """Every case's plan, at the batches asked for, or at those a result was measured at."""
+    """Every case's plan, at the batches asked for (where others of its drafter and workload do not know them better), or at the
+    one it was measured at."""
     from ..plan.costs import Table
     from ..plan.outlook import outlook
 
+    def known(case: Case) -> tuple[int, ...]:
+        return tuple(sorted(case.costs.parts["verify"])) if isinstance(case.costs, Table) else ()
+
     for case in cases:
-        known = tuple(sorted(case.costs.parts["verify"])) if isinstance(case.costs, Table) else ()
-        batches = ask.batches or known[-1:] or (1,)
-        result.outlooks.append(outlook(case, ask.depths, batches))
+        mine, beside = known(case), [c for c in cases if (c.draft, c.workload) == (case.draft, case.workload)]
+        asked = [b for b in ask.batches if b in mine or not any(b in known(c) for c in beside)]
+        batches = asked if ask.batches else mine[-1:] or (1,)
+        if batches:
+            result.outlooks.append(outlook(case, ask.depths, batches))
 
 
 def _memory(place: Place, cases: list[Case], load: tuple[int, int], result: Result) -> None:

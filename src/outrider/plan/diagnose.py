@@ -63,13 +63,13 @@ def of_report(report: Report, draft: str | None = None) -> Iterator[Symptom]:
     drafts = [draft] if draft is not None else list(dict.fromkeys(row.draft for row in report.rows))
     for name in drafts:
         rows = [row for row in report.rows if row.draft == name]
-        rates = {row.workload: row.chances.rate for row in rows}
         for row in rows:
-            yield from _row(row, rates)
+            beside = [r for r in rows if (r.temperature, r.batch, r.depth) == (row.temperature, row.batch, row.depth)]
+            yield from _row(row, {r.workload: r.chances.rate for r in beside})
 
 
 def _row(row: Measured, rates: Mapping[str, float]) -> Iterator[Symptom]:
-    where = f"{row.draft} on {row.workload}"
+    where = f"{row.draft} on {row.workload}" + (f" ({row.where})" if row.where else "")
     value = f"{row.chances.rate:.0%} of the guesses right, {row.chances.accept[0]:.0%} of the first ones, tau {row.tau:.2f}"
     if row.note:
         yield Symptom(where, value, f"{row.note}: mend that first")

@@ -47,7 +47,8 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """One drafter on one kind of text. `rate`: chance of a guess, as one number; `cost`: of a guess, in plain rounds, at the
-    first batch."""
+    first batch; `basis`: conditions under which its guesses were measured, where there were several; `synthetic`: no real
+    drafter."""
 
     draft: str
     workload: str
@@ -57,6 +58,8 @@ class Outlook:
     grid: tuple[Prediction, ...]
     advice: tuple[Advice, ...]
     formulas: tuple[Formula, ...]
+    basis: str = ""
+    synthetic: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
@@ -66,15 +69,17 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known: whose guesses, on what, how good they are, what steps cost; `seen`: a depth and the speed-up measured with
-    it, at the first batch; `depths`: those that the drafter has, where that is known."""
+    """What is known: whose guesses, on what, how good they are, what steps cost; `seen`: a depth, a batch and the speed-up
+    measured there; `depths`: those that the drafter has, where that is known; `basis` and `synthetic` as in `Outlook`."""
 
     draft: str
     workload: str
     acceptance: Record | Chances
     costs: Costs
-    seen: tuple[int, float] | None = None
+    seen: tuple[int, int, float] | None = None
     depths: tuple[int, ...] | None = None
+    basis: str = ""
+    synthetic: bool = False
 
 
 def outlook(case: Case, depths: Sequence[int], batches: Sequence[int]) -> Outlook:
@@ -85,7 +90,8 @@ def outlook(case: Case, depths: Sequence[int], batches: Sequence[int]) -> Outloo
     advice = tuple(_advise(case, found, depths, batch) for batch in batches)
     rows = tuple(_formula(case, rate, depth, batches[0]) for depth in depths)
     cost = share(case.costs, batches[0], depths[0])
-    return Outlook(case.draft, case.workload, rate, cost, case.costs.measured, tuple(found), advice, rows)
+    told = (case.costs.measured, tuple(found), advice, rows, case.basis, case.synthetic)
+    return Outlook(case.draft, case.workload, rate, cost, *told)
 
 
 def offered(acceptance: Record | Chances) -> tuple[float, ...]:
@@ -130,6 +136,6 @@ def _against(case: Case, least: Prediction, needed: float | None, batch: int) ->
 
 def _formula(case: Case, rate: float, depth: int, batch: int) -> Formula:
     cost = share(case.costs, batch, depth)
-    measured = case.seen[1] if case.seen is not None and case.seen[0] == depth else None
+    measured = case.seen[2] if case.seen is not None and case.seen[:2] == (depth, batch) else None
     foretold = predict(case.acceptance, case.costs, depth, batch).speedup
     return Formula(depth, foretold, formulas.textbook(rate, depth, cost), formulas.all_or_nothing(rate, depth), measured)
