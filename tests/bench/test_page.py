@@ -49,6 +49,20 @@ def test_texts_that_differ_come_before_any_speed() -> None:
     )
 
 
+def test_the_headline_tells_variants_of_one_drafter_apart() -> None:
+    found = report(rows("code", "guess:max=3", FAST), rows("code", "guess:max=6", SLOW))
+    assert words.headline(found).text == "guess:max=3 answers 2.0× as fast, same text"
+
+
+def test_a_loss_that_only_the_average_shows() -> None:
+    """The headline and what is said below it must not contradict each other."""
+    pairs = [rows(name, "guess", speeds) for name, speeds in (("a", (80.0, 101.0, 102.0)), ("b", (99.0, 79.0, 98.0)))]
+    pairs.append(rows("c", "guess", (101.0, 99.0, 79.0)))
+    found = report(*pairs)
+    assert {r.verdict for pair in pairs for r in pair[1:]} == {"unclear"} and words.headline(found).verdict == "loses"
+    assert words.losses(found)[0].startswith("Over all 3 kinds of text together, guess is slower: 0.9")
+
+
 def test_losses_in_words() -> None:
     said = words.losses(MIXED)
     assert said[0].startswith("On creative, guess is slower than plain decoding: 0.80 times its speed")

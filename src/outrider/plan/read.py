@@ -19,8 +19,9 @@ FIXED = "fixed"
 class Measured:
     """One drafter on one workload, as it was measured. `depth`: how far it looked ahead in every round, None where a controller
     changed that; `costs`: None in results of older versions; `speedup`: median against plain decoding beside it;
-    `accepted_share_at_end`: share of the rounds in which the last guess that could be made was right; `where`: the conditions
-    that tell it from rows of the same drafter and workload, empty where there are none; `synthetic`: no real drafter."""
+    `accepted_share_at_end`: share of the rounds in which the last guess that could be made was right; `rounds`: of one run, since
+    all repeat the same texts; `where`: the conditions that tell it from rows of the same drafter and workload, empty where there
+    are none; `synthetic`: no real drafter."""
 
     workload: str
     draft: str
@@ -37,6 +38,11 @@ class Measured:
     note: str = ""
     where: str = ""
     synthetic: bool = False
+
+    @property
+    def tested(self) -> float:
+        """Rounds that had a guess."""
+        return self.rounds * self.chances.offer[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ def _row(row: bench.Row, steady: bool, several: list[str]) -> Measured:
         tau=row.tau,
         alpha=row.alpha,
         accepted_share_at_end=survival[-1] * offered[min(len(survival), len(offered)) - 1],
-        rounds=row.rounds,
+        rounds=row.rounds // max(1, row.runs),
         note=row.note,
         where=", ".join(conditions[name] for name in several),
         synthetic=row.synthetic,
