@@ -12,6 +12,8 @@ from outrider import registry
 from outrider.bench import words
 from outrider.bench.numbers import Speedup
 from outrider.bench.runner import Runner
+from outrider.cli.bundle import Bundle
+from outrider.errors import BadInput
 from outrider.llm import LLM
 from tests.bench.reports import EVEN, FAST, report, rows
 from tests.models.tiny_gguf import Tiny
@@ -153,6 +155,33 @@ def test_a_drafter_that_was_switched_off_is_said(run, small: list[str], tmp_path
     result = run(*small, "--draft", str(file))
     assert result.exit_code == 0, result.output
     assert "no guesses, switched off" in result.stdout and "its numbers are not the drafter's" in result.stdout
+
+
+def test_names_that_no_encoding_can_write(run, small: list[str], tmp_path: Path) -> None:
+    """Linux allows file names that are not UTF-8; an hour of measuring must not end with one."""
+    odd = tmp_path / "odd\udcff.txt"
+    try:
+        odd.write_text("ab ab")
+    except (OSError, UnicodeError):
+        pytest.skip("no such names here")
+    result = run(*small, "--draft", "ngram", "--repeats", "1", "--workload", str(odd), "--output", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert "odd\\udcff" in result.stdout and "odd\\udcff" in (tmp_path / "out" / "result.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("output", "html", "said"), [("x.json", "x.json", "both name"), ("", None, "need a path")])
+def test_files_that_would_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, html: str | None, said: str):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, html: str | None, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=said):
+        Bundle.of(output, html)
+
+
+def test_what_cannot_be_written_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # nothing is forbidden to root
+    with pytest.raises(BadInput, match="not writable"):
+        Bundle.of(str(tmp_path), None)
 
 
 def test_a_folder_with_numbers_and_page(run, small: list[str], tmp_path: Path) -> None:

@@ -144,6 +144,17 @@ def test_measured_here(run, tiny: str, tmp_path: Path) -> None:
     assert {p["depth"] for p in one["grid"]} == {1, 4} and all(p["known"] for p in one["grid"])
 
 
+def test_answers_too_short_to_measure(run, tiny: str, tmp_path: Path) -> None:
+    short = ["--workload", texts(tmp_path), "--max-tokens", "2", "--device", "cpu", "--dtype", "float32"]
+    result = run("plan", "--model", tiny, "--draft", "ngram", *short)
+    assert result.exit_code == 2 and "raise --max-tokens" in result.stderr
+
+
+def test_a_drafter_that_is_none_is_not_recommended(run, big: str) -> None:
+    found = planned(run("plan", "--model", big, "--card", "H100", "--acceptance", "0.6", "--draft", "synthetic", "--json"))
+    assert found["outlooks"][0]["synthetic"] and found["picks"] == []
+
+
 def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     short = ["--workload", texts(tmp_path), "--limit", "1", "--max-tokens", "24", "--repeats", "1"]
@@ -176,6 +187,11 @@ def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
         ["--requests", "4"],
         ["--price", "2"],
         ["--card", "H100", "--task", "code", "--dtype", "int3"],
+        ["--card", "H100", "--task", "code", "--draft", "none"],
+        ["--card", "H100", "--task", "code", "--length", "1" + "0" * 400],
+        ["--card", "H100", "--task", "code", "--load", "inf"],
+        ["--card", "H100", "--task", "code", "--load", "5", "--price", "inf"],
+        ["--batch", "2000"],
     ],
 )
 def test_bad_usage(run, big: str, options: list[str]) -> None:

@@ -28,7 +28,7 @@ GAIN, LOSS, UNCLEAR = "gains", "loses", "unclear"
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One pass over a workload. Seconds of wall clock, on the host. On a GPU drafting counts what it takes to launch it, verifying
+    """One pass over a workload. Seconds of wall clock, on the host. On a GPU drafting counts what its launch takes, verifying
     the device's time where passes are captured (else their launch), and the wait for the device is in the rest. `open`: requests
     came by themselves, so that the machine was at times without work."""
 

@@ -23,6 +23,8 @@ MODEL = ("model", "dtype", "quantize")
 SETTINGS = ("max_tokens", "seed", "control")
 MUST_AGREE = (*MACHINE, *SOFTWARE, *MODEL, *SETTINGS, "prompts")
 """What makes two results comparable, by the names under which a user may ask to ignore it."""
+WIDEST = 700.0
+"""Logarithm of the largest ratio that is still a number."""
 BY: dict[str, Callable[[Row], Sequence[float]]] = {
     "speed": lambda row: row.paces,
     "speedup": lambda row: row.speedup.pairs if row.speedup is not None else (),
@@ -158,9 +160,10 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float | None, 
     x, y = ([math.log(v) for v in values] for values in (a, b))
     middle = statistics.fmean(y) - statistics.fmean(x)
     if len(x) < 2 or len(y) < 2:
-        return math.exp(middle), None, None
+        return math.exp(min(middle, WIDEST)), None, None
     parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (x, y)]
     total = sum(v for v, _ in parts)
     freedom = total**2 / sum(v**2 / n for v, n in parts) if total > 0 else math.inf
     half = student(max(1, int(min(freedom, 1e6)))) * math.sqrt(total)
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+    middle, low, high = (math.exp(min(v, WIDEST)) for v in (middle, middle - half, middle + half))
+    return middle, low, high

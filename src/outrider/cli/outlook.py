@@ -38,11 +38,11 @@ class Result:
     def picks(self) -> list[dict[str, Any]]:
         """The best real drafter by workload and batch; `none`, at depth 0, where nobody gains."""
         found: dict[tuple[str, int], dict[str, Any]] = {}
-        for one in self.outlooks:
+        for one in (o for o in self.outlooks if not o.synthetic):
             for a in one.advice:
                 fresh = {"workload": one.workload, "batch": a.batch, "draft": "none", "depth": 0, "speedup": 1.0}
                 best = found.setdefault((one.workload, a.batch), fresh)
-                if a.depth and a.speedup > best["speedup"] and not one.synthetic:
+                if a.depth and a.speedup > best["speedup"]:
                     best.update(draft=one.draft, depth=a.depth, speedup=a.speedup)
         return list(found.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,6 @@ import typer
 from ..errors import BadInput, OutriderError
 from . import options as o
 from .audit import progress
-from .bench import Output
 from .bundle import check_file
 from .drafters import AUTO, check_draft
 from .outlook import Result, report
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..plan.gather import Place
     from ..plan.outlook import Case
 
+MOST = 10**9
+"""Of texts, and of their tokens: no card will have room for more."""
 From = Annotated[
     str | None, typer.Option("--from", metavar="RESULT.json", help="Acceptance and costs from outrider bench --output.")
 ]
@@ -32,11 +34,14 @@ Batches = Annotated[
     str | None, typer.Option("--batch", metavar="LIST", help="Requests at a time, like 1,4,16 (default: 1; on a card 1,4,16,64).")
 ]
 CardName = Annotated[str | None, typer.Option("--card", help="Plan for this card from its data sheet: H100, L4, RTX4090, ...")]
-Requests = Annotated[int | None, typer.Option(min=1, help="Texts that must have room at once (default: the largest batch).")]
-Length = Annotated[int, typer.Option(min=2, help="Tokens of a text, prompt and answer together.")]
+Requests = Annotated[
+    int | None, typer.Option(min=1, max=MOST, help="Texts that must have room at once (default: the largest batch).")
+]
+Length = Annotated[int, typer.Option(min=2, max=MOST, help="Tokens of a text, prompt and answer together.")]
 Load = Annotated[float | None, typer.Option(min=1, metavar="TOKENS", help="Tokens to be written per day.")]
 Price = Annotated[float | None, typer.Option(min=0, help="Of a GPU hour, in any currency.")]
 Limit = Annotated[int, typer.Option(min=1, help="Prompts per workload, where something is measured.")]
+Output = Annotated[str | None, typer.Option(metavar="FILE", help="Write the JSON object to a file as well.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,8 @@ def plan(
     ask = Ask(model, tuple(draft), numbers(depths, "--depths"), batches, source, rate, label, tuple(workload), counts)
     for spec in draft:
         check_draft(spec)
+        if spec == "none":
+            raise BadInput("none makes no guesses, and every plan is held against it already: leave it out")
     if output is not None:
         check_file("--output", Path(output))
     place = _place(ask, card, (dtype, quantize), length)
@@ -112,6 +119,8 @@ def _check_together(card: str | None, requests: int | None, load: float | None, 
         raise BadInput("--requests asks what has room on a card: name it with --card")
     if load is None and price is not None:
         raise BadInput("--price is that of GPU hours for a load: give the tokens per day with --load")
+    if not all(math.isfinite(value) for value in (load, price) if value is not None):
+        raise BadInput("--load and --price must be finite numbers")
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
@@ -124,7 +133,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
         except ValueError:
             first, last = 0, 0
         if not 1 <= first <= last <= 1024:
-            raise BadInput(f"{option} {text!r} is no list of numbers from 1 on, like 1-12 or 1,4,16")
+            raise BadInput(f"{option} {text!r} is no list of numbers from 1 to 1024, like 1-12 or 1,4,16")
         found |= set(range(first, last + 1))
     return tuple(sorted(found))
 

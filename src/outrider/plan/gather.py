@@ -11,6 +11,7 @@ from .. import registry
 from ..choice import AUTO
 from ..errors import BadInput, OutriderError
 from ..models.footprint import Footprint
+from ..protocols import Replayer
 from .acceptance import Chances, Record
 from .cards import Card, Estimate
 from .costs import Costs
@@ -113,7 +114,12 @@ def assumed(drafts: Sequence[str], rate: float, label: str, place: Place) -> lis
     """Drafters on a card with a given chance of guesses, the same at every position."""
     if not 0.0 <= rate <= 1.0:
         raise BadInput(f"--acceptance is a share between 0 and 1, got {rate:g}")
-    return [Case(draft, label, Chances((rate,)), place.costs(draft)) for draft in drafts or (TENTH,)]
+    return [Case(d, label, Chances((rate,)), place.costs(d), synthetic=replays(d)) for d in drafts or (TENTH,)]
+
+
+def replays(draft: str) -> bool:
+    """Whether a drafter plays known answers back, so that it is none to use."""
+    return draft not in (AUTO, TENTH) and not registry.lacks(draft, "path") and isinstance(registry.parse(draft), Replayer)
 
 
 def form(dtype: str, quantize: str) -> Form:

@@ -132,6 +132,9 @@ class Measurer:
             read = [len(r.prompt_token_ids) for r in results]
             samples.contexts += read + [n + len(r.token_ids) for n, r in zip(read, results, strict=True)]
         control.close()
+        rounds = samples.parts["other"]
+        if not rounds.get((batch, 0)) or not any(rounds.get((batch, depth)) for depth in depths):
+            raise BadInput("the answers are too short to measure rounds with and without guesses: raise --max-tokens")
         for name in ("rounds", "offered_at", "accepted_at"):
             setattr(stats, name, getattr(control.stats, name))
 
