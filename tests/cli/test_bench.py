@@ -171,8 +171,6 @@ def test_names_that_no_encoding_can_write(run, small: list[str], tmp_path: Path)
 
 @pytest.mark.parametrize(("output", "html", "said"), [("x.json", "x.json", "both name"), ("", None, "need a path")])
 def test_files_that_would_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, html: str | None, said: str):
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, html: str | None, said: str
-) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(BadInput, match=said):
         Bundle.of(output, html)

@@ -192,6 +192,7 @@ def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
         ["--card", "H100", "--task", "code", "--load", "inf"],
         ["--card", "H100", "--task", "code", "--load", "5", "--price", "inf"],
         ["--batch", "2000"],
+        ["--model", "config.json"],
     ],
 )
 def test_bad_usage(run, big: str, options: list[str]) -> None:

@@ -94,10 +94,7 @@ def plan(
     rate, label = assumption(source, acceptance, task)
     counts = (limit, max_tokens, temperature)
     ask = Ask(model, tuple(draft), numbers(depths, "--depths"), batches, source, rate, label, tuple(workload), counts)
-    for spec in draft:
-        check_draft(spec)
-        if spec == "none":
-            raise BadInput("none makes no guesses, and every plan is held against it already: leave it out")
+    _check_drafts(ask, card)
     if output is not None:
         check_file("--output", Path(output))
     place = _place(ask, card, (dtype, quantize), length)
@@ -111,6 +108,16 @@ def plan(
     if load is not None:
         _days(load, price, result)
     report(result, json, output)
+
+
+def _check_drafts(ask: Ask, card: str | None) -> None:
+    """`BadInput` for drafters that cannot be planned, and for a model that cannot be measured."""
+    for spec in ask.drafts:
+        check_draft(spec)
+        if spec == "none":
+            raise BadInput("none makes no guesses, and every plan is held against it already: leave it out")
+    if card is None and ask.source is None and Path(ask.model).name == "config.json":
+        raise BadInput(f"{ask.model} has no weights to measure: name a --card to plan for, or give the whole model")
 
 
 def _check_together(card: str | None, requests: int | None, load: float | None, price: float | None) -> None:
