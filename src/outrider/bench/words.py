@@ -12,6 +12,8 @@ from .report import Divergence, Report, Row
 
 FEW_RIGHT, MUCH_DRAFTING = 0.3, 0.2
 """Below this share of right guesses, above this share of the time, they are named as the reason of a loss."""
+ALIKE = (0.9, 1.1)
+"""Speed-ups between these that noise explains are no difference; beyond them it takes more runs to tell."""
 FEW = 6
 """As many doubtful cases are named."""
 
@@ -46,6 +48,8 @@ def headline(report: Report) -> Headline:
         LOSS: f"{name} answers at {times(found.median)} the plain speed",
         UNCLEAR: f"{name} makes no difference beyond noise ({times(found.median)})",
     }[found.verdict]
+    if found.verdict == UNCLEAR and not ALIKE[0] < found.median < ALIKE[1]:
+        text = f"{name} answered {times(found.median)} as fast, but the runs differ too much to be sure"
     if found.low is None and found.verdict == UNCLEAR:
         text = f"{name} answered {times(found.median)} as fast in the one pair of runs"
     return Headline(f"{text}, same text", f"{_reach(best)}; {one.point.words}.", found.verdict)
