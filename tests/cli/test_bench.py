@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outrider import registry
-from outrider.bench import words
+from outrider.bench import saved, versus, words
 from outrider.bench.numbers import Speedup
 from outrider.bench.runner import Runner
 from outrider.cli.bundle import Bundle
@@ -155,6 +155,18 @@ def test_a_drafter_that_was_switched_off_is_said(run, small: list[str], tmp_path
     result = run(*small, "--draft", str(file))
     assert result.exit_code == 0, result.output
     assert "no guesses, switched off" in result.stdout and "its numbers are not the drafter's" in result.stdout
+
+
+def test_weights_of_a_drafter_are_told_apart(run, small: list[str], model: str, tmp_path: Path) -> None:
+    """`auto` may find another file tomorrow, and a path another model."""
+    draft = f"draft_model:path={model}"
+    assert run(*small, "--draft", draft, "--repeats", "1", "--output", str(tmp_path / "a")).exit_code == 0
+    found = saved.read(tmp_path / "a")
+    mine = found.provenance["drafters"][draft]
+    assert mine["path"] == model and mine["sampled_sha256"] == found.provenance["model"]["sampled_sha256"]
+    other = {**found.provenance, "drafters": {draft: {**mine, "sampled_sha256": "0"}}}
+    assert versus.compare(found, found).notes == ()
+    assert versus.compare(found, replace(found, provenance=other)).notes == (f"other weights of the drafter {draft}",)
 
 
 def test_names_that_no_encoding_can_write(run, small: list[str], tmp_path: Path) -> None:

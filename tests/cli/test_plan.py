@@ -206,6 +206,12 @@ def test_files_that_are_no_results(run, big: str, tmp_path: Path, text: str) -> 
     assert run("plan", "--model", big, "--from", str(tmp_path / "other.json")).exit_code == 2
 
 
+def test_memory_that_error_correction_takes() -> None:
+    """What `nvidia-smi` shows of cards with GDDR6 and ECC, in MiB."""
+    for name, seen in (("T4", 15360), ("A10", 23028), ("L4", 23034), ("L40S", 46068), ("A100", 81920), ("H100", 81559)):
+        assert cards.find(name).memory * 1024 == pytest.approx(seen, rel=0.005)
+
+
 def test_what_to_look_for(big: str, tmp_path: Path) -> None:
     odd = sizes.size(described(tmp_path / "odd", vocab_size=5000))
     assert "outrider train" in pairs.wanted(odd) and "5,000" in pairs.wanted(odd)

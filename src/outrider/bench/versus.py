@@ -131,8 +131,14 @@ def notes(a: Report, b: Report, ignore: Collection[str]) -> tuple[str, ...]:
         ours, theirs = (r.provenance.get(name) for r in (a, b))
         if ours != theirs:
             said.append(f"{name}: {ours}, then {theirs}")
+    ours, theirs = (r.provenance.get("drafters") or {} for r in (a, b))
+    said += [f"other weights of the drafter {d}" for d in ours if d in theirs and _weights(ours[d]) != _weights(theirs[d])]
     said += [f"the {which} result has answers that differ from plain decoding" for which, r in _both(a, b) if not r.ok]
     return tuple(said + [f"the {which} result was interrupted" for which, r in _both(a, b) if r.interrupted])
+
+
+def _weights(found: Any) -> Any:
+    return found.get("sampled_sha256") if isinstance(found, dict) else found
 
 
 def _both(a: Report, b: Report) -> tuple[tuple[str, Report], ...]:

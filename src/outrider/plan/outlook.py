@@ -15,6 +15,8 @@ SAFE = 1.03
 """A smaller gain that is foretold counts as none: the figures are not that good."""
 
 
+QUICK = 0.95
+"""Rounds with guesses take at least as long as plain ones; what was measured to be less than this part of them is noise."""
 OFTEN = 0.95
 """Share of rounds with guesses below which silence is worth a word."""
 
@@ -104,7 +106,9 @@ def _advise(case: Case, found: Sequence[Prediction], depths: Sequence[int], batc
     top = best(found, batch)
     if top is not None and top.speedup >= SAFE:
         known = "" if top.known or not case.costs.measured else "; passes of this batch were not measured"
-        why = f"{top.tau:.2f} tokens per round of {top.round_seconds / plain_round(case.costs, batch):.2f} plain ones{known}"
+        longer = top.round_seconds / plain_round(case.costs, batch)
+        noisy = "; a round with guesses cannot be quicker than a plain one: measure on a quiet machine" if longer < QUICK else ""
+        why = f"{top.tau:.2f} tokens per round of {longer:.2f} plain ones{known}{noisy}"
         return Advice(batch, top.depth, top.speedup, top.tokens_per_second, top.plain_tokens_per_second, needed, why)
     least = predict(case.acceptance, case.costs, min(depths), batch)
     plain = least.plain_tokens_per_second
