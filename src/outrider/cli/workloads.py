@@ -43,11 +43,8 @@ def show_spec_bench(report: Report) -> None:
 
     lines = []
     for e in summary(report):
-        speeds = (
-            f"{e.tokens_per_second:.1f}",
-            f"{e.plain_tokens_per_second:.1f}",
-            "" if e.speedup is None else f"{e.speedup:.2f}",
-        )
+        gain = "" if e.speedup is None else f"{e.speedup:.2f}"
+        speeds = (f"{e.tokens_per_second:.1f}", f"{e.plain_tokens_per_second:.1f}", gain)
         task = f"{e.task} ({e.conditions})" if e.conditions else e.task
         lines.append((task, e.draft, str(e.questions), f"{e.mean_accepted_tokens:.2f}", *speeds))
     if lines:
