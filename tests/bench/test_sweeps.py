@@ -13,6 +13,7 @@ import torch
 
 from outrider.bench import traffic
 from outrider.bench.latency import Latency, Percentiles, Times, latency
+from outrider.bench.numbers import Run
 from outrider.bench.plan import PLAIN, Plan, Point
 from outrider.bench.report import CELL
 from outrider.bench.runner import Runner
@@ -134,6 +135,20 @@ def test_waits_by_hand() -> None:
     found = latency([times, times])
     assert found.first_token == Percentiles.of([1.0, 2.0] * 2) and found.inter_token is not None and found.inter_token.count == 14
     assert latency([Times()]) == Latency(None, None, None, None)
+
+
+def test_silence_is_not_priced_as_plain_decoding() -> None:
+    """A round that was asked for guesses and had none costs drafting, and waits for the host; a plain one does neither."""
+    run = Run()
+    for depths, offered, drafting in (((0,), (), 0.0), ((0,), (), 0.0), ((3,), (), 0.5), ((3,), (1, 1), 0.25)):
+        item = SimpleNamespace(tokens=(1,), offered_at=offered)
+        rows = 1 + len(offered)
+        made = SimpleNamespace(committed=[item], depths=depths, prefill=0, rows=rows, draft_seconds=drafting, verify_seconds=1.0)
+        run._price(made, 2.0 * (run._last or 0.0) + 1.0)
+    parts = run.costs.parts
+    assert dict(parts["draft"]) == {(1, 0): [0.5], (1, 2): [0.25]}
+    assert set(parts["other"]) == {(1, 0), (1, 2)} and len(parts["other"][1, 0]) == 1
+    assert {key: len(found) for key, found in parts["verify"].items()} == {(1, 1): 2, (1, 3): 1}
 
 
 def test_percentiles() -> None:

@@ -144,6 +144,17 @@ def test_measured_here(run, tiny: str, tmp_path: Path) -> None:
     assert {p["depth"] for p in one["grid"]} == {1, 4} and all(p["known"] for p in one["grid"])
 
 
+def test_answers_too_short_to_measure(run, tiny: str, tmp_path: Path) -> None:
+    short = ["--workload", texts(tmp_path), "--max-tokens", "2", "--device", "cpu", "--dtype", "float32"]
+    result = run("plan", "--model", tiny, "--draft", "ngram", *short)
+    assert result.exit_code == 2 and "raise --max-tokens" in result.stderr
+
+
+def test_a_drafter_that_is_none_is_not_recommended(run, big: str) -> None:
+    found = planned(run("plan", "--model", big, "--card", "H100", "--acceptance", "0.6", "--draft", "synthetic", "--json"))
+    assert found["outlooks"][0]["synthetic"] and found["picks"] == []
+
+
 def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     short = ["--workload", texts(tmp_path), "--limit", "1", "--max-tokens", "24", "--repeats", "1"]
@@ -176,6 +187,12 @@ def test_from_a_result_of_the_benchmark(run, tiny: str, tmp_path: Path) -> None:
         ["--requests", "4"],
         ["--price", "2"],
         ["--card", "H100", "--task", "code", "--dtype", "int3"],
+        ["--card", "H100", "--task", "code", "--draft", "none"],
+        ["--card", "H100", "--task", "code", "--length", "1" + "0" * 400],
+        ["--card", "H100", "--task", "code", "--load", "inf"],
+        ["--card", "H100", "--task", "code", "--load", "5", "--price", "inf"],
+        ["--batch", "2000"],
+        ["--model", "config.json"],
     ],
 )
 def test_bad_usage(run, big: str, options: list[str]) -> None:
@@ -187,6 +204,12 @@ def test_bad_usage(run, big: str, options: list[str]) -> None:
 def test_files_that_are_no_results(run, big: str, tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
     assert run("plan", "--model", big, "--from", str(tmp_path / "other.json")).exit_code == 2
+
+
+def test_memory_that_error_correction_takes() -> None:
+    """What `nvidia-smi` shows of cards with GDDR6 and ECC, in MiB."""
+    for name, seen in (("T4", 15360), ("A10", 23028), ("L4", 23034), ("L40S", 46068), ("A100", 81920), ("H100", 81559)):
+        assert cards.find(name).memory * 1024 == pytest.approx(seen, rel=0.005)
 
 
 def test_what_to_look_for(big: str, tmp_path: Path) -> None:

@@ -74,6 +74,16 @@ def test_a_result_that_says_what_is_wrong() -> None:
     assert set(wrong(diagnose.of_report(Report((good, bad, off), "m", "cpu", "float32", "r"), "other"))) == {"other on code"}
 
 
+def test_a_handful_of_guesses_is_no_finding() -> None:
+    row = Measured("code", "some", Chances((0.9,)), None, 1, None, 0.0, 1.1, 2.0, 0.9, 0.9, 500)
+    few = replace(row, workload="chat", chances=Chances((0.0,), (0.2,)), rounds=60)
+    lucky = replace(few, workload="edit", chances=Chances((1.0,), (0.02,)), rounds=60)
+    found = {s.name: s for s in diagnose.of_report(Report((row, few, lucky), "m", "cpu", "float32", "r"))}
+    assert wrong(found.values()) == {} and "12 guesses are too few" in (found["some on chat"].note or "")
+    texts = {s.name: s for s in diagnose.of_records({"code": record(0.7), "chat": record(0.0, tokens=20)})}
+    assert wrong(texts.values()) == {} and "19 guesses" in (texts["domain: chat"].note or "")
+
+
 @pytest.mark.parametrize(
     ("change", "name", "said"),
     [

@@ -68,6 +68,9 @@ def test_chances_by_position() -> None:
     assert chances.rate == pytest.approx(1.3 / 2.2)
     silent = Chances.of_survival([0.8, 0.4], [0.5, 0.25])
     assert silent.round(2) == pytest.approx((1 + 0.4 + 0.1, 0.75)) and silent.deepest(2) == pytest.approx([0.5, 0.25, 0.25])
+    copied = Chances.of_survival([0.65, 0.88, 0.81], [0.62, 0.34, 0.32])  # deep guesses only in rounds that go well
+    assert copied.round(3)[0] == pytest.approx(1 + 0.65 * 0.62 + 0.88 * 0.34 + 0.81 * 0.32) and copied.accept[1] == 1.0
+    assert copied.round(4)[0] > copied.round(3)[0] and copied.rate <= 1.0
     cheap = predict(silent, flat(1.0, asked=False), 2, 1)
     assert cheap.round_seconds == pytest.approx(10.75)
 

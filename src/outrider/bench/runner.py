@@ -25,6 +25,7 @@ from ..results import Result
 from . import compare, traffic, turns
 from .numbers import Run
 from .plan import PLAIN, Plan, Point
+from .provenance import weights_file
 from .report import Asked, Divergence, Name, Report, Row, row
 from .usage import Gauge
 from .workloads import Workload
@@ -66,6 +67,7 @@ class Runner:
     _workloads: list[Workload] = field(default_factory=list)
     _reference: list[Result] = field(default_factory=list)
     _open: list[Cell] = field(default_factory=list)
+    _drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
     _done: int = 0
     _gauge: Gauge = field(init=False)
 
@@ -81,6 +83,7 @@ class Runner:
             self._encoded(workload)
         for draft in dict.fromkeys(draft for draft, _ in self.plan.arms):
             self.llm.switch(draft, control=self.plan.control)
+        self.provenance["drafters"] = self._drafters
         self.provenance["prompts"] = {w.name: w.sha256 for w in self._workloads}
         for workload in self._workloads:
             for point in self.plan.points:
@@ -188,6 +191,9 @@ class Runner:
             self.llm.switch(draft, control=self.plan.control)
         drafter = self.llm.engine.drafter.drafter
         cell.who = dataclasses.replace(cell.who, drafter=drafter.name, synthetic=isinstance(drafter, Replayer))
+        path = getattr(getattr(drafter, "config", None), "path", None)
+        if path and draft not in self._drafters:
+            self._drafters[draft] = {"path": str(path), **weights_file(str(path))}
         if isinstance(drafter, Replayer):
             for result in self._reference:
                 drafter.record(result.prompt_token_ids, self.plan.params(cell.point), result.token_ids)

@@ -124,19 +124,7 @@ def bench(
     options = o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
     report = _measure(plan, replace(options, trace=trace))
     bundle.write(report)
-    _say(report, json, show)
-
-
-def _say(report: Any, json: bool, show: Callable[[Any], None]) -> None:
-    """The object or its table, and the exit status."""
-    if json:
-        typer.echo(jsonlib.dumps(report.as_json()))
-    else:
-        show(report)
-    if report.interrupted:
-        raise KeyboardInterrupt
-    if not report.ok:
-        raise typer.Exit(1)
+    _finish(report, json, show)
 
 
 def _sweep(temperature: str, depth: str | None, batch: str | None, rate: str | None) -> dict[str, Any]:
@@ -169,7 +157,19 @@ def _remote(ctx: typer.Context, workloads: tuple[Workload, ...], sizes: dict[str
     with progress() as tell:
         report = remote.measure(server, plan, tell)
     bundle.save(report.as_json())
-    _say(report, given["json"], show)
+    _finish(report, given["json"], show)
+
+
+def _finish(report: Any, json: bool, show: Callable[[Any], None]) -> None:
+    """Print a report, local or of a server, and end as it says."""
+    if json:
+        typer.echo(jsonlib.dumps(report.as_json()))
+    else:
+        show(report)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, Any]) -> Plan:

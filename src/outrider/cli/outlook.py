@@ -36,9 +36,9 @@ class Result:
 
     @property
     def picks(self) -> list[dict[str, Any]]:
-        """The best drafter by workload and batch; `none`, at depth 0, where nobody gains."""
+        """The best real drafter by workload and batch; `none`, at depth 0, where nobody gains."""
         found: dict[tuple[str, int], dict[str, Any]] = {}
-        for one in self.outlooks:
+        for one in (o for o in self.outlooks if not o.synthetic):
             for a in one.advice:
                 fresh = {"workload": one.workload, "batch": a.batch, "draft": "none", "depth": 0, "speedup": 1.0}
                 best = found.setdefault((one.workload, a.batch), fresh)
@@ -100,9 +100,9 @@ def show(result: Result) -> None:
 def _outlook(one: Outlook) -> None:
     """One drafter on one kind of text."""
     kind = "measured" if one.measured_costs else "estimated from the data sheet, not measured"
-    typer.echo(
-        f"\n{one.draft} on {one.workload}: guesses right {one.rate:.0%}, one costs {one.cost:.3f} plain passes; costs {kind}"
-    )
+    name = f"{one.draft}{' (no real drafter)' if one.synthetic else ''} on {one.workload}"
+    name += f", measured at {one.basis}" if one.basis else ""
+    typer.echo(f"\n{name}: guesses right {one.rate:.0%}, one costs {one.cost:.3f} plain passes; costs {kind}")
     depths = sorted({p.depth for p in one.grid})
     rows = [("batch", *(f"K={k}" for k in depths), "best")]
     for advice in one.advice:

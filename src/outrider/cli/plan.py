@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,6 @@ import typer
 from ..errors import BadInput, OutriderError
 from . import options as o
 from .audit import progress
-from .bench import Output
 from .bundle import check_file
 from .drafters import AUTO, check_draft
 from .outlook import Result, report
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..plan.gather import Place
     from ..plan.outlook import Case
 
+MOST = 10**9
+"""Of texts, and of their tokens: no card will have room for more."""
 From = Annotated[
     str | None, typer.Option("--from", metavar="RESULT.json", help="Acceptance and costs from outrider bench --output.")
 ]
@@ -32,11 +34,14 @@ Batches = Annotated[
     str | None, typer.Option("--batch", metavar="LIST", help="Requests at a time, like 1,4,16 (default: 1; on a card 1,4,16,64).")
 ]
 CardName = Annotated[str | None, typer.Option("--card", help="Plan for this card from its data sheet: H100, L4, RTX4090, ...")]
-Requests = Annotated[int | None, typer.Option(min=1, help="Texts that must have room at once (default: the largest batch).")]
-Length = Annotated[int, typer.Option(min=2, help="Tokens of a text, prompt and answer together.")]
+Requests = Annotated[
+    int | None, typer.Option(min=1, max=MOST, help="Texts that must have room at once (default: the largest batch).")
+]
+Length = Annotated[int, typer.Option(min=2, max=MOST, help="Tokens of a text, prompt and answer together.")]
 Load = Annotated[float | None, typer.Option(min=1, metavar="TOKENS", help="Tokens to be written per day.")]
 Price = Annotated[float | None, typer.Option(min=0, help="Of a GPU hour, in any currency.")]
 Limit = Annotated[int, typer.Option(min=1, help="Prompts per workload, where something is measured.")]
+Output = Annotated[str | None, typer.Option(metavar="FILE", help="Write the JSON object to a file as well.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +94,7 @@ def plan(
     rate, label = assumption(source, acceptance, task)
     counts = (limit, max_tokens, temperature)
     ask = Ask(model, tuple(draft), numbers(depths, "--depths"), batches, source, rate, label, tuple(workload), counts)
-    for spec in draft:
-        check_draft(spec)
+    _check_drafts(ask, card)
     if output is not None:
         check_file("--output", Path(output))
     place = _place(ask, card, (dtype, quantize), length)
@@ -106,12 +110,24 @@ def plan(
     report(result, json, output)
 
 
+def _check_drafts(ask: Ask, card: str | None) -> None:
+    """`BadInput` for drafters that cannot be planned, and for a model that cannot be measured."""
+    for spec in ask.drafts:
+        check_draft(spec)
+        if spec == "none":
+            raise BadInput("none makes no guesses, and every plan is held against it already: leave it out")
+    if card is None and ask.source is None and Path(ask.model).name == "config.json":
+        raise BadInput(f"{ask.model} has no weights to measure: name a --card to plan for, or give the whole model")
+
+
 def _check_together(card: str | None, requests: int | None, load: float | None, price: float | None) -> None:
     """`BadInput` for an option without the one that gives it a meaning."""
     if card is None and requests is not None:
         raise BadInput("--requests asks what has room on a card: name it with --card")
     if load is None and price is not None:
         raise BadInput("--price is that of GPU hours for a load: give the tokens per day with --load")
+    if not all(math.isfinite(value) for value in (load, price) if value is not None):
+        raise BadInput("--load and --price must be finite numbers")
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
@@ -124,7 +140,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
         except ValueError:
             first, last = 0, 0
         if not 1 <= first <= last <= 1024:
-            raise BadInput(f"{option} {text!r} is no list of numbers from 1 on, like 1-12 or 1,4,16")
+            raise BadInput(f"{option} {text!r} is no list of numbers from 1 to 1024, like 1-12 or 1,4,16")
         found |= set(range(first, last + 1))
     return tuple(sorted(found))
 
@@ -161,8 +177,11 @@ def _cases(ask: Ask, place: Place | None, options: o.ModelOptions, result: Resul
 
     if ask.source is not None:
         report = read(ask.source)
+        result.notes += report.notes
         if place is None:
             result.model = report.model or result.model
+        elif report.model not in ("", place.target.name):
+            result.notes.append(f"chances are those measured with {report.model}; with {place.target.name} they may be others")
         loose = sorted({r.draft for r in report.rows if r.depth is None})
         if loose:
             result.notes.append(
@@ -226,14 +245,20 @@ def _judge(ask: Ask, place: Place | None, cases: list[Case], result: Result) -> 
 
 
 def _outlooks(ask: Ask, cases: list[Case], result: Result) -> None:
-    """Every case's plan, at the batches asked for, or at those a result was measured at."""
+    """Every case's plan, at the batches asked for (where others of its drafter and workload do not know them better), or at the
+    one it was measured at."""
     from ..plan.costs import Table
     from ..plan.outlook import outlook
 
+    def known(case: Case) -> tuple[int, ...]:
+        return tuple(sorted(case.costs.parts["verify"])) if isinstance(case.costs, Table) else ()
+
     for case in cases:
-        known = tuple(sorted(case.costs.parts["verify"])) if isinstance(case.costs, Table) else ()
-        batches = ask.batches or known[-1:] or (1,)
-        result.outlooks.append(outlook(case, ask.depths, batches))
+        mine, beside = known(case), [c for c in cases if (c.draft, c.workload) == (case.draft, case.workload)]
+        asked = [b for b in ask.batches if b in mine or not any(b in known(c) for c in beside)]
+        batches = asked if ask.batches else mine[-1:] or (1,)
+        if batches:
+            result.outlooks.append(outlook(case, ask.depths, batches))
 
 
 def _memory(place: Place, cases: list[Case], load: tuple[int, int], result: Result) -> None:

@@ -10,32 +10,41 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import mul
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
     """`accept[i]`: chance that guess i + 1 is right, given that those before it were. `offer[i]`: share of rounds in which there
-    is such a guess. Past their ends the last value goes on (nothing is known better)."""
+    is such a guess. Past their ends the last value goes on (nothing is known better). `survival[i]`: share of all guesses at that
+    position that were right, where it was measured: more than the product of the chances where deep guesses are made only in
+    rounds that go well, as copying drafters do."""
 
     accept: tuple[float, ...]
     offer: tuple[float, ...] = (1.0,)
+    survival: tuple[float, ...] = ()
 
     @classmethod
     def of_survival(cls, survival: Sequence[float], offer: Sequence[float] = (1.0,)) -> Chances:
         """From shares of all guesses at a position that were accepted, as reports have them (`acceptance_by_position`)."""
         before = (1.0, *survival)
         accept = [min(1.0, s / b) if b > 0 else 0.0 for b, s in zip(before, survival, strict=False)]
-        return cls(tuple(accept) or (0.0,), tuple(offer) or (1.0,))
+        return cls(tuple(accept) or (0.0,), tuple(offer) or (1.0,), tuple(survival))
 
     @property
     def rate(self) -> float:
         """One number for all positions, as the formulas want it: guesses accepted, of those that were put to the test."""
-        reach = list(accumulate((1.0, *self.accept[:-1]), mul))
-        offered = [self.offered(i + 1) for i in range(len(reach))]
-        tested = sum(r * o for r, o in zip(reach, offered, strict=True))
-        return sum(r * o * a for r, o, a in zip(reach, offered, self.accept, strict=True)) / tested if tested else 0.0
+        given = self._given(len(self.accept))
+        offered = [self.offered(i + 1) for i in range(len(given))]
+        tested = sum(o * max(g, before) for o, g, before in zip(offered, given, (1.0, *given), strict=False))
+        return sum(o * g for o, g in zip(offered, given, strict=True)) / tested if tested else 0.0
+
+    def _given(self, depth: int) -> list[float]:
+        """Of the guesses made at each position up to `depth`, the share that is right, all before them included."""
+        given = list(self.survival[:depth])
+        for i in range(len(given), depth):
+            given.append((given[-1] if given else 1.0) * self.accept[min(i, len(self.accept) - 1)])
+        return given
 
     def offered(self, position: int) -> float:
         """Share of rounds that have a guess at `position` (from 1)."""
@@ -43,10 +52,8 @@ class Chances:
 
     def round(self, depth: int) -> tuple[float, float]:
         """Expected tokens and expected guesses of a round that looks `depth` ahead, far from the end of the text."""
-        accept = [self.accept[min(i, len(self.accept) - 1)] for i in range(depth)]
-        given = list(accumulate(accept, mul))
         offered = [self.offered(i + 1) for i in range(depth)]
-        return 1.0 + sum(g * o for g, o in zip(given, offered, strict=True)), sum(offered)
+        return 1.0 + sum(g * o for g, o in zip(self._given(depth), offered, strict=True)), sum(offered)
 
     def deepest(self, depth: int) -> list[float]:
         """Chance that exactly 0, 1, ... `depth` guesses are offered."""

@@ -22,7 +22,8 @@ KNEE = 4
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """`memory` in GiB, `bandwidth` in GB/s, `peak` in dense bf16 (fp16 where there is no bf16) TFLOP/s."""
+    """`memory` in GiB (a sixteenth less than on the sheet where its own error correction, on by default, takes that from GDDR6),
+    `bandwidth` in GB/s, `peak` in dense bf16 (fp16 where there is no bf16) TFLOP/s."""
 
     name: str
     memory: float
@@ -32,12 +33,12 @@ class Card:
 
 
 CARDS = (
-    Card("T4", 16, 320, 65, "NVIDIA T4 datasheet"),
+    Card("T4", 15, 320, 65, "NVIDIA T4 datasheet"),
     Card("V100", 32, 900, 125, "NVIDIA V100 datasheet (SXM2)"),
-    Card("A10", 24, 600, 125, "NVIDIA A10 datasheet"),
-    Card("L4", 24, 300, 121, "NVIDIA L4 datasheet"),
+    Card("A10", 22.5, 600, 125, "NVIDIA A10 datasheet"),
+    Card("L4", 22.5, 300, 121, "NVIDIA L4 datasheet"),
     Card("A6000", 48, 768, 155, "NVIDIA RTX A6000 datasheet"),
-    Card("L40S", 48, 864, 362, "NVIDIA L40S datasheet"),
+    Card("L40S", 45, 864, 362, "NVIDIA L40S datasheet"),
     Card("RTX3090", 24, 936, 71, "NVIDIA Ampere GA102 whitepaper"),
     Card("RTX4090", 24, 1008, 165, "NVIDIA Ada GPU architecture whitepaper"),
     Card("RTX5090", 32, 1792, 210, "NVIDIA RTX Blackwell GPU architecture whitepaper"),

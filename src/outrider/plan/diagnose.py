@@ -44,11 +44,16 @@ class Symptom:
 
 def of_records(records: Mapping[str, Record], cooler: Mapping[str, Record] | None = None) -> Iterator[Symptom]:
     """From texts by workload, as `Measurer.guesses` judges them; `cooler`: the same at temperature 0."""
-    rates = {name: record.rate for name, record in records.items()}
+    tested = {name: sum(len(_tested(a)) for a in record.answers) for name, record in records.items()}
+    rates = {name: record.rate for name, record in records.items() if tested[name] >= FEW}
     for name, record in records.items():
         chances = record.chances
-        value = f"{rates[name]:.0%} of the guesses right, {chances.accept[0]:.0%} of the first ones"
-        yield _domain(name, value, rates, chances.offer[0])
+        value = f"{record.rate:.0%} of the guesses right, {chances.accept[0]:.0%} of the first ones"
+        if name in rates:
+            yield _domain(name, value, rates, chances.offer[0])
+        else:
+            note = f"{tested[name]} guesses are too few to judge: take more or longer texts"
+            yield Symptom(f"domain: {name}", value, note=note)
     together = Record(tuple(a for record in records.values() for a in record.answers))
     yield _along_the_text(together)
     places = sum(a.tokens - 1 for a in together.answers)
@@ -63,16 +68,19 @@ def of_report(report: Report, draft: str | None = None) -> Iterator[Symptom]:
     drafts = [draft] if draft is not None else list(dict.fromkeys(row.draft for row in report.rows))
     for name in drafts:
         rows = [row for row in report.rows if row.draft == name]
-        rates = {row.workload: row.chances.rate for row in rows}
         for row in rows:
-            yield from _row(row, rates)
+            beside = [r for r in rows if (r.temperature, r.batch, r.depth) == (row.temperature, row.batch, row.depth)]
+            yield from _row(row, {r.workload: r.chances.rate for r in beside if r.tested >= FEW})
 
 
 def _row(row: Measured, rates: Mapping[str, float]) -> Iterator[Symptom]:
-    where = f"{row.draft} on {row.workload}"
+    where = f"{row.draft} on {row.workload}" + (f" ({row.where})" if row.where else "")
     value = f"{row.chances.rate:.0%} of the guesses right, {row.chances.accept[0]:.0%} of the first ones, tau {row.tau:.2f}"
     if row.note:
         yield Symptom(where, value, f"{row.note}: mend that first")
+        return
+    if row.tested < FEW:
+        yield Symptom(where, value, note=f"{row.tested:.0f} guesses are too few to judge: measure more prompts")
         return
     found = _domain(row.workload, value, rates, row.chances.offer[0])
     yield Symptom(where, found.value, found.remedy, found.note)

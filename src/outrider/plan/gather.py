@@ -11,6 +11,7 @@ from .. import registry
 from ..choice import AUTO
 from ..errors import BadInput, OutriderError
 from ..models.footprint import Footprint
+from ..protocols import Replayer
 from .acceptance import Chances, Record
 from .cards import Card, Estimate
 from .costs import Costs
@@ -79,19 +80,20 @@ def model_of(draft: str) -> Size | None:
 
 def from_report(report: Report, drafts: Sequence[str], depths: Sequence[int], place: Place | None) -> list[Case]:
     """Rows of a result, of the drafters named or of all, at depths that were reached; costs of a card where one is given, else
-    those in the result."""
+    those in the result. Temperatures are kept apart: guesses that are right at one say nothing of another."""
     rows = [r for r in report.rows if not drafts or r.draft in drafts]
     if not rows:
         there = ", ".join(dict.fromkeys(r.draft for r in report.rows))
         raise BadInput(f"{report.source} has no drafter {' or '.join(drafts)}; it has {there}")
-    cases = []
+    cases, several = [], len({r.temperature for r in rows}) > 1
     for row in rows:
         costs: Costs | None = row.costs if place is None else place.costs(row.draft)
         if costs is None:
             raise BadInput(f"{report.source} has no step costs (an older result): measure again, or plan for a --card")
-        seen = (row.depth, row.speedup) if row.depth is not None and place is None else None
+        seen = (row.depth, row.batch, row.speedup) if row.depth is not None and place is None else None
         reached = tuple(k for k in depths if k <= len(row.chances.accept)) or (len(row.chances.accept),)
-        cases.append(Case(row.draft, row.workload, row.chances, costs, seen, reached))
+        name = f"{row.workload} (T = {row.temperature:g})" if several else row.workload
+        cases.append(Case(row.draft, name, row.chances, costs, seen, reached, row.where, row.synthetic))
     return cases
 
 
@@ -99,10 +101,11 @@ def from_found(found: Found, sizes: Sequence[tuple[str, int]], place: Place | No
     """A drafter that was measured just now, by workload; `sizes`: how many of the prompts, in order, are whose."""
     costs: Costs = found.costs if place is None else place.costs(found.draft)
     if not isinstance(found.acceptance, Record):
-        return [Case(found.draft, "all", found.acceptance, costs, depths=found.depths)]
+        return [Case(found.draft, "all", found.acceptance, costs, depths=found.depths, synthetic=found.synthetic)]
     cases, at = [], 0
     for name, count in sizes:
-        cases.append(Case(found.draft, name, Record(found.acceptance.answers[at : at + count]), costs, depths=found.depths))
+        record = Record(found.acceptance.answers[at : at + count])
+        cases.append(Case(found.draft, name, record, costs, depths=found.depths, synthetic=found.synthetic))
         at += count
     return cases
 
@@ -111,7 +114,12 @@ def assumed(drafts: Sequence[str], rate: float, label: str, place: Place) -> lis
     """Drafters on a card with a given chance of guesses, the same at every position."""
     if not 0.0 <= rate <= 1.0:
         raise BadInput(f"--acceptance is a share between 0 and 1, got {rate:g}")
-    return [Case(draft, label, Chances((rate,)), place.costs(draft)) for draft in drafts or (TENTH,)]
+    return [Case(d, label, Chances((rate,)), place.costs(d), synthetic=replays(d)) for d in drafts or (TENTH,)]
+
+
+def replays(draft: str) -> bool:
+    """Whether a drafter plays known answers back, so that it is none to use."""
+    return draft not in (AUTO, TENTH) and not registry.lacks(draft, "path") and isinstance(registry.parse(draft), Replayer)
 
 
 def form(dtype: str, quantize: str) -> Form:

@@ -37,13 +37,15 @@ ENOUGH, PATIENCE = 6, 6
 @dataclass(frozen=True, slots=True)
 class Found:
     """One drafter, measured. `acceptance` is a `Record` wherever its guesses can be judged without being verified, else chances
-    by position, from rounds of the greatest depth. `depths`: those that it can look ahead, of the depths asked for."""
+    by position, from rounds of the greatest depth. `depths`: those that it can look ahead, of the depths asked for. `synthetic`:
+    it plays known answers back."""
 
     draft: str
     drafter: str
     depths: tuple[int, ...]
     acceptance: Record | Chances
     costs: Table
+    synthetic: bool = False
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class Measurer:
         for batch in batches:
             self.costs(spec, thinned(reach), batch, (samples, stats))
         acceptance = _by_position(stats) if record is None else record
-        return Found(draft, drafter.name, tuple(reach), acceptance, samples.table(True))
+        return Found(draft, drafter.name, tuple(reach), acceptance, samples.table(True), isinstance(drafter, Replayer))
 
     def deepened(self, draft: str, depth: int) -> str:
         """The same drafter looking `depth` ahead, where its options leave that open and it can."""
@@ -130,6 +132,9 @@ class Measurer:
             read = [len(r.prompt_token_ids) for r in results]
             samples.contexts += read + [n + len(r.token_ids) for n, r in zip(read, results, strict=True)]
         control.close()
+        rounds = samples.parts["other"]
+        if not rounds.get((batch, 0)) or not any(rounds.get((batch, depth)) for depth in depths):
+            raise BadInput("the answers are too short to measure rounds with and without guesses: raise --max-tokens")
         for name in ("rounds", "offered_at", "accepted_at"):
             setattr(stats, name, getattr(control.stats, name))
 

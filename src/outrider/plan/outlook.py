@@ -15,6 +15,8 @@ SAFE = 1.03
 """A smaller gain that is foretold counts as none: the figures are not that good."""
 
 
+QUICK = 0.95
+"""Rounds with guesses take at least as long as plain ones; what was measured to be less than this part of them is noise."""
 OFTEN = 0.95
 """Share of rounds with guesses below which silence is worth a word."""
 
@@ -47,7 +49,8 @@ class Advice:
 @dataclass(frozen=True, slots=True)
 class Outlook:
     """One drafter on one kind of text. `rate`: chance of a guess, as one number; `cost`: of a guess, in plain rounds, at the
-    first batch."""
+    first batch; `basis`: conditions under which its guesses were measured, where there were several; `synthetic`: no real
+    drafter."""
 
     draft: str
     workload: str
@@ -57,6 +60,8 @@ class Outlook:
     grid: tuple[Prediction, ...]
     advice: tuple[Advice, ...]
     formulas: tuple[Formula, ...]
+    basis: str = ""
+    synthetic: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """For a file."""
@@ -66,15 +71,17 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known: whose guesses, on what, how good they are, what steps cost; `seen`: a depth and the speed-up measured with
-    it, at the first batch; `depths`: those that the drafter has, where that is known."""
+    """What is known: whose guesses, on what, how good they are, what steps cost; `seen`: a depth, a batch and the speed-up
+    measured there; `depths`: those that the drafter has, where that is known; `basis` and `synthetic` as in `Outlook`."""
 
     draft: str
     workload: str
     acceptance: Record | Chances
     costs: Costs
-    seen: tuple[int, float] | None = None
+    seen: tuple[int, int, float] | None = None
     depths: tuple[int, ...] | None = None
+    basis: str = ""
+    synthetic: bool = False
 
 
 def outlook(case: Case, depths: Sequence[int], batches: Sequence[int]) -> Outlook:
@@ -85,7 +92,8 @@ def outlook(case: Case, depths: Sequence[int], batches: Sequence[int]) -> Outloo
     advice = tuple(_advise(case, found, depths, batch) for batch in batches)
     rows = tuple(_formula(case, rate, depth, batches[0]) for depth in depths)
     cost = share(case.costs, batches[0], depths[0])
-    return Outlook(case.draft, case.workload, rate, cost, case.costs.measured, tuple(found), advice, rows)
+    told = (case.costs.measured, tuple(found), advice, rows, case.basis, case.synthetic)
+    return Outlook(case.draft, case.workload, rate, cost, *told)
 
 
 def offered(acceptance: Record | Chances) -> tuple[float, ...]:
@@ -98,7 +106,9 @@ def _advise(case: Case, found: Sequence[Prediction], depths: Sequence[int], batc
     top = best(found, batch)
     if top is not None and top.speedup >= SAFE:
         known = "" if top.known or not case.costs.measured else "; passes of this batch were not measured"
-        why = f"{top.tau:.2f} tokens per round of {top.round_seconds / plain_round(case.costs, batch):.2f} plain ones{known}"
+        longer = top.round_seconds / plain_round(case.costs, batch)
+        noisy = "; a round with guesses cannot be quicker than a plain one: measure on a quiet machine" if longer < QUICK else ""
+        why = f"{top.tau:.2f} tokens per round of {longer:.2f} plain ones{known}{noisy}"
         return Advice(batch, top.depth, top.speedup, top.tokens_per_second, top.plain_tokens_per_second, needed, why)
     least = predict(case.acceptance, case.costs, min(depths), batch)
     plain = least.plain_tokens_per_second
@@ -130,6 +140,6 @@ def _against(case: Case, least: Prediction, needed: float | None, batch: int) ->
 
 def _formula(case: Case, rate: float, depth: int, batch: int) -> Formula:
     cost = share(case.costs, batch, depth)
-    measured = case.seen[1] if case.seen is not None and case.seen[0] == depth else None
+    measured = case.seen[2] if case.seen is not None and case.seen[:2] == (depth, batch) else None
     foretold = predict(case.acceptance, case.costs, depth, batch).speedup
     return Formula(depth, foretold, formulas.textbook(rate, depth, cost), formulas.all_or_nothing(rate, depth), measured)
