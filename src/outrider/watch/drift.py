@@ -20,7 +20,7 @@ ALLOWED = 0.5
 ALARM = 9.0
 """Sum at which a change is believed."""
 RARE = 1 / 32
-"""Share of hits, or of misses, below which blocks are taken to spread no less: a single miss after thousands of hits is no news."""
+"""Share of hits, or of misses, below which blocks are thought to spread no less: one miss after thousands of hits is no news."""
 MOST_CORRELATED = 0.8
 """Correlation between blocks that is believed at most."""
 

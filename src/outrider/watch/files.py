@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
 from pathlib import Path
 
-from ..errors import BadInput, OutriderWarning
+from ..errors import BadInput, OutriderError, OutriderWarning
 
 KEPT = 4
 """Files of one trace, the newest included; older ones are deleted."""
@@ -34,9 +35,19 @@ def check(path: Path) -> None:
         from .parquet import needed
 
         needed()
-    for one in {path, lines_of(path)}:
+    for one in (aside(name, age) for name in dict.fromkeys((path, lines_of(path))) for age in range(KEPT)):
         if one.is_file() and one.stat().st_size and not is_trace(one):
             raise BadInput(f"{one} exists and is no trace; delete it or give the trace another name")
+
+
+def put_aside(path: Path) -> None:
+    """Make room for a new file at `path`: what is there, and what was put aside before, gets older."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    for age in range(KEPT - 1, 0, -1):
+        older = aside(path, age - 1)
+        if older.exists():
+            os.replace(older, aside(path, age))
 
 
 def is_trace(path: Path) -> bool:
@@ -44,8 +55,12 @@ def is_trace(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head = file.readline(65536)
-        return head[:4] == b"PAR1" or "outrider_trace" in json.loads(head)
-    except (OSError, ValueError, TypeError):
+        if head[:4] == b"PAR1":
+            from .parquet import ours
+
+            return ours(path)
+        return "outrider_trace" in json.loads(head)
+    except (OSError, ValueError, TypeError, RecursionError, OutriderError):
         return False
 
 
@@ -81,11 +96,7 @@ class Rolling:
     def _begin(self) -> None:
         """An empty file with its first line; what was there before is put aside."""
         try:
-            if self.path.is_file() and self.path.stat().st_size:
-                for age in range(KEPT - 1, 0, -1):
-                    older = aside(self.path, age - 1)
-                    if older.exists():
-                        os.replace(older, aside(self.path, age))
+            put_aside(self.path)
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             self._give_up(error)
@@ -106,4 +117,5 @@ class Rolling:
     def _give_up(self, error: OSError) -> None:
         self.close()
         message = f"tracing has stopped: {self.path} cannot be written ({error.strerror or error}); answers go on as before"
-        warnings.warn(message, OutriderWarning, stacklevel=2)
+        with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors; the run goes on all the same
+            warnings.warn(message, OutriderWarning, stacklevel=2)
