@@ -113,8 +113,8 @@ class Endpoint:
         chosen = model or _only(cards, base.url)
         card: dict[str, Any] = next((c for c in cards if c.get("id") == chosen), {})
         own = card.get("outrider")
-        native = card.get("owned_by") == "outrider" and isinstance(own, dict)
-        chat = bool(own.get("chat", True)) if native else True
+        native = card.get("owned_by") == "outrider" and own is not None
+        chat = bool(own.get("chat", True)) if native and isinstance(own, dict) else True
         made = cls(base.url, chosen, key, timeout, chat, native)
         return made._tried()
 
