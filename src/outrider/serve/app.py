@@ -58,7 +58,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class House:
-    """What the routes share: the model, the thread that runs it, and one thread for templates and tokens."""
+    """What the routes share: the model, the thread that runs it, one for templates and tokens, and one for grammars, which may
+    take seconds."""
 
     def __init__(self, llm: LLM, settings: Settings, worker: Worker, gain: Gain) -> None:
         self.llm, self.settings, self.worker, self.gain = llm, settings, worker, gain
@@ -69,6 +70,7 @@ class House:
         self.grammars = Grammars(llm.tokenizer)
         self.traces = Traces(self.name) if settings.otel else None
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
+        self._smith = ThreadPoolExecutor(1, thread_name_prefix="outrider-smith")
 
     async def aside(self, task: Callable[[], Any]) -> Any:
         """Run what takes long off the event loop, one at a time."""
@@ -93,17 +95,20 @@ class House:
             raise faults.too_long(tokens, context)
         return min(context - tokens, self.settings.max_tokens or context)
 
-    def grammar(self, body: Sampling) -> Grammatical | None:
+    async def grammar(self, body: Sampling) -> Grammatical | None:
         """The compiled form of the answer, if one was asked for. Raises `BadInput`."""
         call = required(body) if isinstance(body, ChatRequest) else None
         if call is not None:
-            return self.grammars.compile("grammar", call)
+            return await self._forged("grammar", call)
         source = None if body.response_format is None else body.response_format.source()
         if source is None or body.response_format is None:
             return None
         if body.min_tokens:
             raise BadInput("min_tokens and response_format exclude each other: an answer ends where its form does")
-        return self.grammars.compile(body.response_format.type, source)
+        return await self._forged(body.response_format.type, source)
+
+    async def _forged(self, kind: str, source: Any) -> Grammatical:
+        return await asyncio.get_running_loop().run_in_executor(self._smith, self.grammars.compile, kind, source)
 
     def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: Grammatical | None) -> list[Sample]:
         """The requests of one prompt."""
@@ -113,7 +118,8 @@ class House:
         return self.llm.prepare(ids, chosen)
 
     def close(self) -> None:
-        self._clerk.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._clerk, self._smith):
+            executor.shutdown(wait=False, cancel_futures=True)
         if self.traces is not None:
             self.traces.close()
 
@@ -192,8 +198,10 @@ def _api(house: House) -> APIRouter:
         if form not in (None, Form.HERMES):
             body.skip_special_tokens = False  # the marks of a call are special tokens
 
+        grammar = await house.grammar(body)
+
         def prepare() -> list[Sample]:
-            return house.samples(house.prompter.encode(body), body.params, house.grammar(body))
+            return house.samples(house.prompter.encode(body), body.params, grammar)
 
         job = house.worker.submit(grouped(await house.aside(prepare), request.state.group))
         return Answer(house.worker, job, ChatReply(house.context, body, job, seed, form), bool(body.stream))
@@ -207,9 +215,10 @@ def _api(house: House) -> APIRouter:
             request.state.noted["prompt"] = body.prompt
         _check_completion(body)
         seed, texts = seeded(body), list[str]()
+        grammar = await house.grammar(body)
 
         def prepare() -> list[Sample]:
-            made, grammar = list[Sample](), house.grammar(body)
+            made = list[Sample]()
             for prompt in body.prompts():
                 ids = house.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
                 made += house.samples(ids, body.params, grammar)
