@@ -60,3 +60,8 @@ def test_a_server_traces_all_requests(load: Callable[..., LLM], tmp_path: Path) 
     llm.close()
     shares = [share for one in reader.read(tmp_path / "t.jsonl").rounds for share in one.requests]
     assert {share.label for share in shares} == {"here", None}
+
+
+def test_measuring_plain_decoding_is_nobodys_work(load: Callable[..., LLM]) -> None:
+    with running(load()) as server:
+        assert not any("outrider_label" in name for name in rows(server))
