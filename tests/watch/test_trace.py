@@ -135,6 +135,7 @@ def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path):
     kept = [aside(path, age) for age in range(files.KEPT)]
     assert sorted(kept) == sorted(tmp_path.iterdir())
     assert all(p.stat().st_size <= 0.01 * 2**20 for p in kept)
+    assert all(p.stat().st_mode & 0o077 == 0 for p in kept), "they may hold prompts"
     numbers = [r.round for p in reversed(kept) for r in reader.read(p).rounds]
     assert numbers == list(range(numbers[0], 401))
     begun(path).close()
@@ -150,6 +151,18 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_no_request(load):
     assert result.finish_reason == "length"
     [warning] = [w for w in heard if issubclass(w.category, OutriderWarning)]
     assert "tracing has stopped" in str(warning.message)
+
+
+def test_text_that_cannot_be_told_ends_the_trace_and_no_request(tmp_path):
+    def broken(ids: object) -> str:
+        raise RuntimeError("no such token")
+
+    trace = Trace(tmp_path / "t.jsonl", text=True)
+    trace.begin({}, lambda: ("a", "b"), broken)
+    with pytest.warns(OutriderWarning, match="no such token"):
+        trace(event())
+    trace(event())
+    assert not list(reader.read(tmp_path / "t.jsonl").rounds)
 
 
 def test_half_a_line_written_is_a_full_disk(tmp_path, monkeypatch):
@@ -204,6 +217,7 @@ def test_parquet_of_earlier_runs_is_put_aside_and_other_parquet_left_alone(tmp_p
     kept = [aside(path, age) for age in range(files.KEPT)]
     assert sorted(kept) == sorted(tmp_path.iterdir())
     rounds = [[r.round for r in reader.read(p).rounds] for p in kept]
+    assert all(p.stat().st_mode & 0o077 == 0 for p in kept)
     assert rounds[1] + rounds[0] == list(range(1, 61)) and rounds[2:] == [[1], []]
     pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "mine.parquet")
     with pytest.raises(BadInput, match="no trace"):

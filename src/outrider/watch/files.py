@@ -65,7 +65,7 @@ def is_trace(path: Path) -> bool:
 
 
 class Rolling:
-    """Writes whole lines, each in one go. Beyond `limit` bytes the file is put aside and a new one begins with `head`. When a
+    """Writes whole lines, each in one go, into files that only their owner may read. Beyond `limit` bytes the file is put aside and a new one begins with `head`. When a
     line cannot be written, one warning says so, and no more are."""
 
     def __init__(self, path: Path, head: bytes, limit: int) -> None:
@@ -90,6 +90,11 @@ class Rolling:
             self._file = None
 
     @property
+    def ended(self) -> bool:
+        """Whether no more is written."""
+        return self._file is None
+
+    @property
     def _regular(self) -> bool:
         return self.path.is_file() and self._size > len(self._head)
 
@@ -97,9 +102,9 @@ class Rolling:
         """An empty file with its first line; what was there before is put aside."""
         try:
             put_aside(self.path)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            self._give_up(error)
+            self.give_up(error)
         self._size = 0
         self._put(self._head)
 
@@ -112,10 +117,12 @@ class Rolling:
                 raise OSError(None, "no space left on the device")
             self._size += written
         except OSError as error:
-            self._give_up(error)
+            self.give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Write no more, and say why."""
         self.close()
-        message = f"tracing has stopped: {self.path} cannot be written ({error.strerror or error}); answers go on as before"
+        why = getattr(error, "strerror", None) or f"{error}" or type(error).__name__
+        message = f"tracing has stopped: {self.path} cannot be written ({why}); answers go on as before"
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors; the run goes on all the same
             warnings.warn(message, OutriderWarning, stacklevel=2)

@@ -81,6 +81,7 @@ def _write(source: Path, target: Path) -> None:
     fields = [(name, kinds[kind]) for name, kind in (ROUND | ITEM).items()]
     schema = arrow.schema(fields, metadata={HEAD: json.dumps(head).encode()})
     part, rows = target.with_name(target.name + ".part"), _rows(rounds)
+    part.touch(0o600)
     try:
         with arrow.parquet.ParquetWriter(part, schema) as out:
             while group := list(islice(rows, ROWS)):
