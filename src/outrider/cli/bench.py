@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,8 +113,7 @@ def bench(
     if HELP in draft:
         typer.echo(describe_drafters())
         return
-    given = {"max_tokens": max_tokens, "repeats": repeats}
-    sizes = (QUICK if quick else USUAL) | {name: value for name, value in given.items() if value is not None}
+    sizes = (QUICK if quick else USUAL) | {n: v for n, v in (("max_tokens", max_tokens), ("repeats", repeats)) if v is not None}
     asked = gathered(workload or ([EVERY] if quick else []), prompts or (QUICK_PROMPTS if quick else None))
     sweep = _sweep(temperature, depth, batch, rate)
     if endpoint is not None:
@@ -124,6 +124,11 @@ def bench(
     options = o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
     report = _measure(plan, replace(options, trace=trace))
     bundle.write(report)
+    _say(report, json, show)
+
+
+def _say(report: Any, json: bool, show: Callable[[Any], None]) -> None:
+    """The object or its table, and the exit status."""
     if json:
         typer.echo(jsonlib.dumps(report.as_json()))
     else:
@@ -164,14 +169,7 @@ def _remote(ctx: typer.Context, workloads: tuple[Workload, ...], sizes: dict[str
     with progress() as tell:
         report = remote.measure(server, plan, tell)
     bundle.save(report.as_json())
-    if given["json"]:
-        typer.echo(jsonlib.dumps(report.as_json()))
-    else:
-        show(report)
-    if report.interrupted:
-        raise KeyboardInterrupt
-    if not report.ok:
-        raise typer.Exit(1)
+    _say(report, given["json"], show)
 
 
 def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, Any]) -> Plan:
