@@ -65,8 +65,8 @@ def is_trace(path: Path) -> bool:
 
 
 class Rolling:
-    """Writes whole lines, each in one go, into files that only their owner may read. Beyond `limit` bytes the file is put aside and
-    a new one begins with `head`. When a line cannot be written, one warning says so, and no more are."""
+    """Writes whole lines, each in one go, into files that only their owner may read. Beyond `limit` bytes the file is put aside
+    and a new one begins with `head`. When a line cannot be written, one warning says so, and no more are."""
 
     def __init__(self, path: Path, head: bytes, limit: int) -> None:
         self.path, self._head, self._limit = path, head, limit
