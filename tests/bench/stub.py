@@ -13,7 +13,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 
 METRICS = """# HELP vllm:spec_decode_num_drafts_total Rounds.
 vllm:spec_decode_num_drafts_total{{model_name="m"}} {0}
@@ -27,7 +27,8 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="m",position="1"}
 @dataclass
 class Stub:
     """What to answer: `words`, one token each, after `silence` seconds. `strict`: no field that it does not know. `changes`:
-    words that are others when a request has a temperature. `breaks`: what ends a stream early, `cut`, `error` or `garbage`."""
+    words that are others when a request has a temperature. `breaks`: what ends a stream early, `cut`, `error` or
+    `garbage`; `alive`: comments without end; anything else is sent as it is. `moved`: where to ask instead."""
 
     words: list[str] = field(default_factory=lambda: ["The ", "sea ", "is ", "wide ", "and ", "blue."])
     changes: dict[int, str] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class Stub:
     breaks: str | None = None
     models: list[str] = field(default_factory=lambda: ["m"])
     metrics: str | None = None
+    moved: str | None = None
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def text(self, body: dict[str, Any]) -> list[str]:
@@ -51,7 +53,9 @@ class Stub:
 def app(stub: Stub) -> FastAPI:
     made = FastAPI()
 
-    def refused(request: Request) -> JSONResponse | None:
+    def refused(request: Request) -> Response | None:
+        if stub.moved is not None:
+            return RedirectResponse(stub.moved + request.url.path)
         if stub.key is None or request.headers.get("authorization") == f"Bearer {stub.key}":
             return None
         return JSONResponse({"error": {"message": "wrong key", "code": "invalid_api_key"}}, 401)
@@ -96,14 +100,24 @@ async def stream(stub: Stub, body: dict[str, Any], chat: bool) -> AsyncIterator[
     wanted = bool(body.get("logprobs")) and stub.logprobs
     for i, word in enumerate(words):
         if i == 2 and stub.breaks is not None:
-            if stub.breaks != "cut":
-                yield 'data: {"error": {"message": "engine died"}}\n\n' if stub.breaks == "error" else "data: {oops\n\n"
+            async for line in broken(stub.breaks):
+                yield line
             return
         yield event({"delta": {"content": word}} if chat else {"text": word}, rows(stub, word, i, chat) if wanted else None)
     yield event({"delta": {}} if chat else {"text": ""}, None, "stop")
     if stub.usage:
         yield f"data: {json.dumps({'choices': [], 'usage': {'completion_tokens': len(words)}})}\n\n"
     yield "data: [DONE]\n\n"
+
+
+async def broken(how: str) -> AsyncIterator[str]:
+    """How a stream ends that does not end well."""
+    while how == "alive":
+        yield ": still here\n\n"
+        await asyncio.sleep(0.05)
+    known = {"error": 'data: {"error": {"message": "engine died"}}\n\n', "garbage": "data: {oops\n\n"}
+    if how != "cut":
+        yield known.get(how) or (how if how.startswith("data:") else f"data: {how}") + "\n\n"
 
 
 def rows(stub: Stub, word: str, i: int, chat: bool) -> dict[str, Any]:

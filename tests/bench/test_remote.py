@@ -124,9 +124,9 @@ def test_servers_that_misbehave(stub: tuple[Stub, str]) -> None:
     assert "silent for 0.2 s" in said(timeout=0.2)
 
 
-def said_of(url: str) -> str:
+def said_of(url: str, timeout: float = 60.0) -> str:
     with pytest.raises(Unanswered) as error:
-        Endpoint.find(url)
+        Endpoint.find(url, timeout=timeout).ask([{"role": "user", "content": "x"}])
     return str(error.value)
 
 
@@ -136,6 +136,66 @@ def test_failed_answers_are_counted(stub: tuple[Stub, str]) -> None:
     server.breaks = "error"
     found = measure(endpoint, Plan((WORDS,), repeats=1, batch=2))
     assert not found.ok and found.rows[0].failed == 4 and found.rows[0].answers == 0 and "engine died" in found.errors[0]
+
+
+def test_a_server_that_is_gone_is_not_asked_for_hours(stub: tuple[Stub, str]) -> None:
+    server, url = stub
+    endpoint = Endpoint.find(url, timeout=0.1)
+    server.silence = 0.5
+    many = Workload("many", "here", WORDS.prompts * 5)
+    asked = len(server.asked)
+    found = measure(endpoint, Plan((many, many), repeats=3))
+    assert not found.ok and not found.rows and "given up" in found.errors[0] and "silent" in found.errors[0]
+    assert len(server.asked) - asked < 10
+
+
+def test_a_key_is_for_the_server_that_was_named(stub: tuple[Stub, str]) -> None:
+    other, there = stub
+    other.key = "secret"
+    here = Stub(moved=there)
+    with serving(here) as url, pytest.raises(Unanswered, match="points to"):
+        Endpoint.find(url, key="secret")
+    assert not other.asked
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"choices": ["x"]},
+        {"choices": 3},
+        {"choices": [{"delta": "x"}]},
+        {"choices": [{"delta": {"content": ["x"]}}]},
+        {"choices": [{"delta": {"content": "x"}, "logprobs": {"content": [{"token": "x"}]}}]},
+        {"choices": [{"delta": {"content": "x"}, "logprobs": {"content": [{"token": "x", "logprob": "much"}]}}]},
+        {"choices": [{"text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": [1], "top_logprobs": ["x"]}}]},
+    ],
+)
+def test_objects_that_are_no_part_of_an_answer(stub: tuple[Stub, str], garbage: Any) -> None:
+    server, url = stub
+    server.breaks = json.dumps(garbage)
+    assert "no part of an answer" in said_of(url)
+
+
+@pytest.mark.parametrize("line", ["data: " + "[" * 100_000, "data: {\x1b[2J"])
+def test_lines_that_are_no_json(stub: tuple[Stub, str], line: str) -> None:
+    server, url = stub
+    server.breaks = line
+    said = said_of(url)
+    assert "other than JSON" in said and said.isprintable()
+
+
+def test_signs_of_life_are_no_answer(stub: tuple[Stub, str]) -> None:
+    server, url = stub
+    server.breaks = "alive"
+    assert "silent for 0.2 s" in said_of(url, timeout=0.2)
+
+
+def test_counters_that_tell_nothing() -> None:
+    huge = 'x_spec_decode_num_accepted_tokens_per_pos_total{position="99999999999"} 1\n'
+    assert not Counters.read(huge).by_position
+    before, after = (Counters.read(f"x_spec_decode_num_draft_tokens_total {n}") for n in (50, 7))
+    assert not after.since(before).known and not after.since(Counters.read(None)).known and before.since(after).drafted == 43
+    assert not Counters.read("x_spec_decode_num_draft_tokens_total NaN").known
 
 
 def test_counters_of_several_makes() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from outrider import LLM
 from outrider.watch import reader
+from outrider.watch.gain import Gain
 
 from .conftest import Running, running
 
@@ -41,9 +42,10 @@ def test_a_label_that_cannot_be_one_is_refused(server: Running) -> None:
     assert reply.status_code == 400
 
 
-def test_losing_is_told_in_answers_and_metrics(server: Running) -> None:
+def test_losing_is_told_in_answers_and_metrics(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     gain = server.llm.watch.gain
     before = gain.losing
+    monkeypatch.setattr(Gain, "_judge", lambda self: None)  # what these rounds really bring is not the question
     try:
         gain.losing = True
         assert server.complete()["metrics"]["speculative_decoding"]["losing"] is True
@@ -60,3 +62,8 @@ def test_a_server_traces_all_requests(load: Callable[..., LLM], tmp_path: Path) 
     llm.close()
     shares = [share for one in reader.read(tmp_path / "t.jsonl").rounds for share in one.requests]
     assert {share.label for share in shares} == {"here", None}
+
+
+def test_measuring_plain_decoding_is_nobodys_work(load: Callable[..., LLM]) -> None:
+    with running(load()) as server:
+        assert not any("outrider_label" in name for name in rows(server))

@@ -40,7 +40,15 @@ def feed(drift: Drift, guesses: Iterator[bool], count: int) -> list[tuple[int, C
 
 @pytest.mark.parametrize(
     ("world", "chance", "most"),
-    [(alike, 0.02, 2), (alike, 0.5, 2), (alike, 0.97, 2), (stretches, 0.5, 2), (texts, 0.65, 16)],
+    [
+        (alike, 0.001, 2),
+        (alike, 0.02, 2),
+        (alike, 0.5, 2),
+        (alike, 0.97, 2),
+        (alike, 0.999, 2),
+        (stretches, 0.5, 2),
+        (texts, 0.65, 16),
+    ],
 )
 def test_false_alarms_are_rare(world, chance, most):
     """Over 80,000 first guesses: at most one in 40,000 where nothing changes, one in 5,000 where texts differ much."""
@@ -52,7 +60,8 @@ def test_false_alarms_are_rare(world, chance, most):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "within"), [(0.8, 0.3, 64), (0.3, 0.8, 64), (0.8, 0.5, 112), (0.1, 0.5, 64), (0.8, 0.65, 300)]
+    ("before", "after", "within"),
+    [(0.8, 0.3, 64), (0.3, 0.8, 64), (0.8, 0.5, 112), (0.1, 0.5, 64), (0.8, 0.65, 300), (0.999, 0.8, 64)],
 )
 def test_a_change_is_found_soon_and_told_rightly(before, after, within):
     delays, told = [], []
@@ -80,3 +89,8 @@ def test_all_begins_anew_after_an_alarm():
 def test_guesses_that_are_all_alike_raise_no_alarm(hit):
     drift = Drift()
     assert not feed(drift, iter([hit] * 5000), 5000)
+
+
+def test_one_miss_after_many_hits_raises_no_alarm():
+    drift = Drift()
+    assert not feed(drift, iter([True] * 20_000 + [False] + [True] * 500), 20_501)

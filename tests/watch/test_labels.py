@@ -42,6 +42,8 @@ def test_memory_is_bounded_whatever_comes():
     for i in range(3 * MOST):
         labels.observe(event([item(f"label {i}", 1)]))
     assert len(labels) == MOST + 1 and sum(p.rounds for p in labels[OTHER].history.periods) == 2 * MOST
+    labels.observe(event([item(None, 1)]))
+    assert labels[UNLABELLED].history.total.rounds == 1, "a flood of labels leaves those without one where they belong"
     one = item("label 0", 2)
     for _ in range(5000):
         labels.observe(event([one]))

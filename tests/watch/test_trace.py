@@ -121,6 +121,9 @@ def test_what_cannot_be_written_is_refused_before_a_model_is_loaded(tmp_path):
     with pytest.raises(BadInput, match="trace_mib"):
         Trace(tmp_path / "t.jsonl", mib=0)
     assert (tmp_path / "mine.jsonl").read_text() == "precious\n"
+    (tmp_path / "t.3.jsonl").write_text("precious\n")
+    with pytest.raises(BadInput, match=r"t\.3\.jsonl exists and is no trace"):
+        Trace(tmp_path / "t.jsonl")
 
 
 def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path):
@@ -132,6 +135,7 @@ def test_full_files_are_put_aside_and_the_oldest_deleted(tmp_path):
     kept = [aside(path, age) for age in range(files.KEPT)]
     assert sorted(kept) == sorted(tmp_path.iterdir())
     assert all(p.stat().st_size <= 0.01 * 2**20 for p in kept)
+    assert all(p.stat().st_mode & 0o077 == 0 for p in kept), "they may hold prompts"
     numbers = [r.round for p in reversed(kept) for r in reader.read(p).rounds]
     assert numbers == list(range(numbers[0], 401))
     begun(path).close()
@@ -149,6 +153,18 @@ def test_a_full_disk_ends_the_trace_with_one_warning_and_no_request(load):
     assert "tracing has stopped" in str(warning.message)
 
 
+def test_text_that_cannot_be_told_ends_the_trace_and_no_request(tmp_path):
+    def broken(ids: object) -> str:
+        raise RuntimeError("no such token")
+
+    trace = Trace(tmp_path / "t.jsonl", text=True)
+    trace.begin({}, lambda: ("a", "b"), broken)
+    with pytest.warns(OutriderWarning, match="no such token"):
+        trace(event())
+    trace(event())
+    assert not list(reader.read(tmp_path / "t.jsonl").rounds)
+
+
 def test_half_a_line_written_is_a_full_disk(tmp_path, monkeypatch):
     out = Rolling(tmp_path / "t.jsonl", b"{}\n", 10**6)
     write = os.write
@@ -156,6 +172,10 @@ def test_half_a_line_written_is_a_full_disk(tmp_path, monkeypatch):
     with pytest.warns(OutriderWarning, match="no space left"):
         out.write(b"a whole line\n")
     out.write(b"more\n")
+    other = Rolling(tmp_path / "u.jsonl", b"{}\n", 10**6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.write(b"a whole line\n")  # raises nothing, whatever is done with warnings
     monkeypatch.undo()
     assert (tmp_path / "t.jsonl").read_bytes() == b"{}\na who"
 
@@ -184,6 +204,46 @@ def test_parquet_holds_what_the_lines_held(tmp_path, traced):
     (tmp_path / "bad.parquet").write_bytes(b"PAR1nonsense")
     with pytest.raises(BadInput, match="no trace"):
         reader.read(tmp_path / "bad.parquet")
+
+
+def test_parquet_of_earlier_runs_is_put_aside_and_other_parquet_left_alone(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "t.parquet"
+    for run in range(3):
+        trace = begun(path, mib=0.01)
+        for _ in range(60 if run == 2 else run):
+            trace(event())
+        trace.close()
+    kept = [aside(path, age) for age in range(files.KEPT)]
+    assert sorted(kept) == sorted(tmp_path.iterdir())
+    rounds = [[r.round for r in reader.read(p).rounds] for p in kept]
+    assert all(p.stat().st_mode & 0o077 == 0 for p in kept)
+    assert rounds[1] + rounds[0] == list(range(1, 61)) and rounds[2:] == [[1], []]
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "mine.parquet")
+    with pytest.raises(BadInput, match="no trace"):
+        Trace(tmp_path / "mine.parquet")
+
+
+@pytest.mark.parametrize(("old", "new"), [('"depth":4', f'"depth":{10**400}'), ('"at":', f'"at":-{10**30},"x":'), ("[1", "[1e3")])
+def test_numbers_that_no_round_has(tmp_path, old, new):
+    path = tmp_path / "t.jsonl"
+    trace = begun(path)
+    trace(event())
+    trace.close()
+    text = path.read_text()
+    path.write_text(text.replace(old, new, 1))
+    assert path.read_text() != text
+    with pytest.raises(BadInput, match="damaged"):
+        list(reader.read(path).rounds)
+
+
+def test_a_pipe_is_no_trace():
+    reading, writing = os.pipe()
+    os.write(writing, b'{"outrider_trace": 1}\n')
+    os.close(writing)
+    with pytest.raises(BadInput, match="save it in one first"):
+        reader.read(f"/dev/fd/{reading}")
+    os.close(reading)
 
 
 def test_a_trace_goes_on_when_the_drafter_is_switched(load, tmp_path):

@@ -6,13 +6,14 @@ vLLM, llama.cpp, TensorRT-LLM and this package's server share the names of their
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 LINE = re.compile(r"^([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})?\s+(\S+)")
 COUNTER = re.compile(r"spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?$")
-POSITION = re.compile(r'position="(\d+)"')
+POSITION = re.compile(r'position="([0-9]{1,3})"')
 GAUGE = re.compile(r"sglang[:_]spec_accept_(length|rate)$")
 
 
@@ -45,6 +46,8 @@ class Counters:
                 number = float(value)
             except ValueError:
                 continue
+            if not 0 <= number < math.inf:
+                continue
             if gauge:
                 gauges[gauge[1]] = number
             elif counter and counter[1] == "accepted_tokens_per_pos":
@@ -57,7 +60,9 @@ class Counters:
         return cls(rounds, drafted, accepted, places, gauges.get("length"), gauges.get("rate"), "draft_tokens" in sums)
 
     def since(self, before: Counters) -> Counters:
-        """What was added after `before`."""
+        """What was added after `before`. Nothing is known where `before` was not, or of a server that began anew."""
+        if any(getattr(self, name) < getattr(before, name) for name in ("rounds", "drafted", "accepted")):
+            return Counters(length=self.length, rate=self.rate)
         places = {p: n - before.by_position.get(p, 0.0) for p, n in self.by_position.items()}
         sums = (self.rounds - before.rounds, self.drafted - before.drafted, self.accepted - before.accepted)
-        return Counters(*sums, places, self.length, self.rate, self.known)
+        return Counters(*sums, places, self.length, self.rate, self.known and before.known)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 import urllib.error
 import urllib.request
@@ -23,17 +24,48 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST = 64 * 2**20
 """Bytes that an answer which is not streamed may have."""
 FINAL = "data: [DONE]"
+LEAST = -9999.0
+"""Nats that stand for minus infinity."""
+LONGEST = 4 * 2**20
+"""Bytes of one line of a stream."""
+MADE = (AttributeError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""What reading an object of a stream or a list of models raises where that is made up of something else."""
+GONE = 3
 REFUSED = (400, 404, 405, 422, 500, 501)
 """What servers answer to a kind of request that they do not know."""
 
 
+class _Straight(urllib.request.HTTPRedirectHandler):
+    """Follows nobody: the key that goes with a request is for the server that was named."""
+
+    def redirect_request(self, *about: Any) -> None:
+        return None
+
+
 class Unanswered(OutriderError):
     """A server that cannot be reached, refuses, breaks off or answers something else. `status` is HTTP's, None where there was
-    no answer."""
+    no answer; `gone`: nobody was reached, or nothing was heard."""
 
-    def __init__(self, message: str, status: int | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None, gone: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.gone = status, gone
+
+
+class Patience:
+    """How long to go on asking: after `GONE` failures in a row that find the server gone, no more."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def heard(self) -> None:
+        """The server is there."""
+        self._failures = 0
+
+    def failed(self, error: Unanswered) -> None:
+        """Raises `error` where there is no use in asking any more."""
+        self._failures = self._failures + 1 if error.gone else 0
+        if self._failures >= GONE:
+            raise error
 
 
 @dataclass(slots=True)
@@ -80,8 +112,9 @@ class Endpoint:
         cards = base._cards(optional=model is not None)
         chosen = model or _only(cards, base.url)
         card: dict[str, Any] = next((c for c in cards if c.get("id") == chosen), {})
-        native = card.get("owned_by") == "outrider"
-        chat = bool(card.get("outrider", {}).get("chat", True)) if native else True
+        own = card.get("outrider")
+        native = card.get("owned_by") == "outrider" and own is not None
+        chat = bool(own.get("chat", True)) if native and isinstance(own, dict) else True
         made = cls(base.url, chosen, key, timeout, chat, native)
         return made._tried()
 
@@ -98,7 +131,10 @@ class Endpoint:
             asked |= {} if top is None else {"logprobs": top}
         reply, started = Reply(), time.perf_counter()
         for event in self._events("chat/completions" if self.chat else "completions", asked):
-            _take(reply, event, time.perf_counter() - started)
+            try:
+                _take(reply, event, time.perf_counter() - started)
+            except MADE as error:
+                raise Unanswered(f"{self.url}: the stream holds what is no part of an answer ({_message(str(error))})") from None
         reply.seconds = time.perf_counter() - started
         return reply
 
@@ -131,8 +167,9 @@ class Endpoint:
             with self._open("/v1/models") as response:
                 found = json.loads(response.read(MOST))
             cards = found["data"]
-            assert isinstance(cards, list) and all(isinstance(c, dict) for c in cards)
-        except (ValueError, TypeError, KeyError, AssertionError):
+            if not isinstance(cards, list) or not all(isinstance(c, dict) for c in cards):
+                raise TypeError("models are objects")
+        except MADE:
             raise Unanswered(f"{self.url} is no OpenAI-compatible server: GET /v1/models gives something else") from None
         except Unanswered as error:
             if error.status == 404 and optional:
@@ -146,21 +183,35 @@ class Endpoint:
         """The objects of a stream, as they come."""
         with self._open(f"/v1/{path}", body) as response:
             whole = False
-            for raw in response:
-                line = raw.decode(errors="replace").strip()
+            for line in self._lines(response):
                 whole = whole or line == FINAL
-                if not line.startswith("data:") or line == FINAL:
+                if line == FINAL:
                     continue
                 try:
                     event = json.loads(line[5:])
-                except ValueError:
+                except (ValueError, RecursionError):
                     raise Unanswered(f"{self.url}: the stream holds something other than JSON: {line[:80]!r}") from None
                 if not isinstance(event, dict) or "error" in event:
                     raise Unanswered(f"{self.url}: the answer broke off: {_message(line[5:])}")
-                whole = whole or any(choice.get("finish_reason") for choice in event.get("choices") or ())
                 yield event
+                whole = whole or any(choice.get("finish_reason") for choice in event.get("choices") or ())
         if not whole:
             raise Unanswered(f"{self.url}: the stream was cut short")
+
+    def _lines(self, response: Any) -> Iterator[str]:
+        """Lines of a stream that hold data. Raises `Unanswered` for more than an answer can be, and where nothing but signs of
+        life comes for too long."""
+        size, heard = 0, time.monotonic()
+        while raw := response.readline(LONGEST):
+            size += len(raw)
+            if size > MOST or (len(raw) == LONGEST and not raw.endswith(b"\n")):
+                raise Unanswered(f"{self.url}: the stream does not end, or holds more than any answer")
+            line = raw.decode(errors="replace").strip()
+            if line.startswith("data:"):
+                yield line
+                heard = time.monotonic()
+            elif time.monotonic() - heard > self.timeout:
+                raise self._silent()
 
     @contextmanager
     def _open(self, path: str, body: Mapping[str, Any] | None = None) -> Iterator[Any]:
@@ -169,7 +220,7 @@ class Endpoint:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, headers)
         proxies: dict[str, str] | None = {} if urlsplit(self.url).hostname in LOCAL else None
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _Straight)
         try:
             with opener.open(request, timeout=self.timeout) as response:
                 yield response
@@ -181,12 +232,14 @@ class Endpoint:
             if isinstance(error.reason, TimeoutError):
                 raise self._silent() from None
             why = getattr(error.reason, "strerror", None) or error.reason
-            raise Unanswered(f"cannot reach {self.url}: {why}; is the server running, and the address right?") from None
+            message = f"cannot reach {self.url}: {why}; is the server running, and the address right?"
+            raise Unanswered(message, gone=True) from None
         except (OSError, http.client.HTTPException) as error:
-            raise Unanswered(f"{self.url}{path}: the connection broke off ({type(error).__name__}: {error})") from None
+            message = f"{self.url}{path}: the connection broke off ({type(error).__name__}: {printable(str(error))[:200]})"
+            raise Unanswered(message, gone=True) from None
 
     def _silent(self) -> Unanswered:
-        return Unanswered(f"{self.url} was silent for {self.timeout:g} s; raise --timeout if it needs longer")
+        return Unanswered(f"{self.url} was silent for {self.timeout:g} s; raise --timeout if it needs longer", gone=True)
 
     def _refused(self, error: urllib.error.HTTPError, path: str) -> Unanswered:
         with error:
@@ -198,6 +251,9 @@ class Endpoint:
             how = "refuses the key that was sent" if self.key else "asks for a key"
             hint = "put the right one into an environment variable and name that with --api-key-env"
             return Unanswered(f"{self.url} {how} ({error.code}: {said}); {hint}", error.code)
+        if 300 <= error.code < 400:
+            where = printable(error.headers.get("Location") or "somewhere else")[:200]
+            return Unanswered(f"{self.url}{path} points to {where}; give the address that answers itself", error.code)
         return Unanswered(f"{self.url}{path} answered {error.code}: {said}", error.code)
 
 
@@ -216,7 +272,7 @@ def _base(url: str) -> str:
 def _only(cards: Sequence[Mapping[str, Any]], url: str) -> str:
     names = [str(card.get("id")) for card in cards]
     if len(names) != 1:
-        shown = ", ".join(names[:8]) or "none"
+        shown = printable(", ".join(names[:8]))[:300] or "none"
         raise BadInput(f"{url} lists {len(names)} models ({shown}); name the one to ask with --model")
     return names[0]
 
@@ -225,21 +281,27 @@ def _message(text: str) -> str:
     """What an error says, in whatever form servers write them."""
     try:
         found = json.loads(text)
-    except ValueError:
-        return " ".join(text.split())[:200] or "no reason given"
+    except (ValueError, RecursionError):
+        return printable(text)[:200] or "no reason given"
     for name in ("error", "detail", "message"):
         if isinstance(found, dict) and name in found:
             found = found[name]
-    return str(found)[:300]
+    return printable(str(found))[:300]
+
+
+def printable(text: str) -> str:
+    """On one line, and nothing that commands a terminal: servers may say anything."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
 
 
 def _take(reply: Reply, event: Mapping[str, Any], moment: float) -> None:
     """Note what one object of a stream tells."""
     usage, timings = event.get("usage"), event.get("timings")
-    if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+    if isinstance(usage, dict) and _is_count(usage.get("completion_tokens")):
         reply.tokens = usage["completion_tokens"]
-    if isinstance(timings, dict) and isinstance(timings.get("draft_n"), int):
-        reply.drafted, reply.accepted = timings["draft_n"], int(timings.get("draft_n_accepted") or 0)
+    if isinstance(timings, dict) and _is_count(timings.get("draft_n")):
+        kept = timings.get("draft_n_accepted")
+        reply.drafted, reply.accepted = timings["draft_n"], kept if _is_count(kept) else 0
     for choice in event.get("choices") or ():
         delta = choice.get("delta") or {}
         text = (delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or "") + (
@@ -252,15 +314,27 @@ def _take(reply: Reply, event: Mapping[str, Any], moment: float) -> None:
         reply.finish = choice.get("finish_reason") or reply.finish
 
 
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value < 2**31
+
+
 def _places(found: Any) -> Iterator[tuple[str, float, float | None]]:
     """Log-probabilities in either of OpenAI's shapes."""
     if not isinstance(found, dict):
         return
     for entry in found.get("content") or ():
-        others = [float(o["logprob"]) for o in entry.get("top_logprobs") or () if o["token"] != entry["token"]]
-        yield str(entry["token"]), float(entry["logprob"]), max(others, default=None)
+        others = [_nats(o["logprob"]) for o in entry.get("top_logprobs") or () if o["token"] != entry["token"]]
+        yield str(entry["token"]), _nats(entry["logprob"]), max(others, default=None)
     tokens, values = found.get("tokens") or (), found.get("token_logprobs") or ()
     for i, (token, value) in enumerate(zip(tokens, values, strict=False)):
         top = (found.get("top_logprobs") or [{}] * len(tokens))[i] or {}
         if value is not None:
-            yield str(token), float(value), max((float(v) for k, v in top.items() if k != token), default=None)
+            yield str(token), _nats(value), max((_nats(v) for k, v in top.items() if k != token), default=None)
+
+
+def _nats(value: Any) -> float:
+    """A log-probability; minus infinity as the number that servers write for it. Raises `ValueError` for no number."""
+    found = float(value)
+    if math.isnan(found):
+        raise ValueError("a log-probability is no number")
+    return min(max(found, LEAST), 0.0)

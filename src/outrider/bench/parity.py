@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BadInput
 from .compare import divergence
-from .endpoint import REFUSED, Endpoint, Reply, Unanswered
+from .endpoint import REFUSED, Endpoint, Patience, Reply, Unanswered
 from .prompts import PROMPTS
 
 NEAR = 0.5
@@ -106,7 +106,8 @@ class Report:
 
 
 def audit(first: Endpoint, second: Endpoint, plan: Plan, tell: Tell = lambda what, share: None) -> Report:
-    """Ask both, compare everything. Requests that fail are noted; Ctrl-C passes through."""
+    """Ask both, compare everything. Requests that fail are noted; Ctrl-C passes through. Raises `Unanswered` for a server that is
+    gone."""
     if plan.prompts < 1:
         raise BadInput(f"--prompts must be at least 1, got {plan.prompts}")
     started, report = time.perf_counter(), Report(first, second)
@@ -130,16 +131,19 @@ def audit(first: Endpoint, second: Endpoint, plan: Plan, tell: Tell = lambda wha
 
 
 def _ask(report: Report, endpoint: Endpoint, plan: Plan, body: dict[str, Any], optional: bool = False) -> list[Reply | None]:
-    """All answers; `optional`: a server that refuses is not to blame, and is asked no more."""
-    replies: list[Reply | None] = []
+    """All answers; `optional`: a server that refuses is not to blame, and is asked no more. Raises `Unanswered` for one that is
+    gone."""
+    replies, patience = list[Reply | None](), Patience()
     for i, messages in plan.asked():
         more = {"seed": body["seed"] + i} if "seed" in body else {}
         try:
             replies.append(endpoint.ask(messages, **{**body, **more}))
+            patience.heard()
         except Unanswered as error:
             if optional and error.status in REFUSED and not any(replies):
                 return [None] * plan.prompts
             report.errors.append(str(error))
+            patience.failed(error)
             replies.append(None)
         if optional and i == 0 and replies[0] is not None and not replies[0].places:
             return [None] * plan.prompts

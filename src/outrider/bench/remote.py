@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import BadInput
 from .counters import Counters
-from .endpoint import Endpoint, Reply, Unanswered
+from .endpoint import Endpoint, Patience, Reply, Unanswered
 from .numbers import Speedup
 from .workloads import Prompt, Workload
 
@@ -129,7 +129,8 @@ class Report:
 
 
 def measure(endpoint: Endpoint, plan: Plan, tell: Tell = lambda what, share: None) -> Report:
-    """Everything; Ctrl-C leaves what was measured by then. Raises `BadInput` where there is nothing to ask."""
+    """Everything; Ctrl-C, or a server that is gone, leaves what was measured by then. Raises `BadInput` where there is nothing
+    to ask."""
     if not plan.workloads:
         raise BadInput("nothing to measure: name a workload")
     report = Report(endpoint, plan)
@@ -139,6 +140,8 @@ def measure(endpoint: Endpoint, plan: Plan, tell: Tell = lambda what, share: Non
             _workload(report, workload.first(plan.limit))
     except KeyboardInterrupt:
         report.interrupted = True
+    except Unanswered as error:
+        report.errors.append(f"given up: {error}")
     return report
 
 
@@ -157,15 +160,18 @@ def _workload(report: Report, workload: Workload) -> None:
 
 
 def run(endpoint: Endpoint, plan: Plan, prompts: Sequence[Prompt], more: dict[str, Any] | None = None) -> Pass:
-    """Ask every prompt once, `plan.batch` at a time."""
-    made, before = Pass(), Counters.read(endpoint.metrics())
+    """Ask every prompt once, `plan.batch` at a time. Raises `Unanswered` for a server that is gone."""
+    made, before, patience = Pass(), Counters.read(endpoint.metrics()), Patience()
 
     def ask(prompt: Prompt) -> Reply | None:
         try:
-            return endpoint.ask(prompt.messages, **plan.body, **(more or {}))
+            reply = endpoint.ask(prompt.messages, **plan.body, **(more or {}))
         except Unanswered as error:
             made.errors.append(str(error))
+            patience.failed(error)
             return None
+        patience.heard()
+        return reply
 
     started = time.perf_counter()
     pool = ThreadPoolExecutor(plan.batch)

@@ -49,8 +49,10 @@ def audit_servers(ctx: typer.Context, progress: Any) -> None:
 
 def show(report: Report) -> None:
     """The table, the first differences, and how to read them."""
-    typer.echo(f"endpoint  {report.first.url} ({report.first.model})")
-    typer.echo(f"against   {report.second.url} ({report.second.model})\n")
+    from ..bench.endpoint import printable
+
+    typer.echo(f"endpoint  {report.first.url} ({printable(report.first.model)})")
+    typer.echo(f"against   {report.second.url} ({printable(report.second.model)})\n")
     table([HEAD, *(cells(line) for line in report.lines)], left=(0, 6))
     typer.echo("")
     for d in report.differences[:MOST]:

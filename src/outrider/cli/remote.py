@@ -73,7 +73,9 @@ def table(lines: list[tuple[str, ...]], left: Collection[int] = (0,)) -> None:
 
 def show(report: Report) -> None:
     """The table, its legend, and what must not be overlooked."""
-    typer.echo(f"{report.endpoint.model} at {report.endpoint.url}, {report.plan.batch} client(s) at once\n")
+    from ..bench.endpoint import printable
+
+    typer.echo(f"{printable(report.endpoint.model)} at {report.endpoint.url}, {report.plan.batch} client(s) at once\n")
     table([HEAD, *(cells(row) for row in report.rows)])
     typer.echo("\n" + LEGEND)
     for line in sentences(report):

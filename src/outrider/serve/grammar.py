@@ -46,17 +46,19 @@ class _Track:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A grammar in llguidance's words; `usual`: the same with blanks as they are usually written, where that is narrower."""
+    """A grammar's automaton, at its beginning and never moved: making one can take seconds, a copy does not. `usual`: the same
+    with blanks as they are usually written, where that is narrower."""
 
-    source: str
-    usual: str | None = None
+    strict: Any
+    usual: Any = None
 
 
 class Follower:
-    """An automaton that is where a path asks for it."""
+    """An automaton that is where a path asks for it. One that failed on some path is used no more: others must not suffer."""
 
-    def __init__(self, tokens: Any, source: str) -> None:
-        self._tracks = [_Track(llguidance.LLMatcher(tokens, source, log_level=0))]
+    def __init__(self, fresh: Any) -> None:
+        self._fresh = fresh
+        self._tracks = [_Track(fresh.deep_copy())]
 
     def follow(self, written: tuple[int, ...]) -> tuple[Any, int]:
         """The matcher after as much of `written` as its grammar allows, and how many tokens that is. Raises `RuntimeError` where
@@ -72,6 +74,7 @@ class Follower:
 
     def _nearest(self, written: tuple[int, ...]) -> tuple[_Track, int]:
         """The automaton that has to move least, and how many tokens it keeps."""
+        self._tracks = [t for t in self._tracks if not t.matcher.is_error()] or [_Track(self._fresh.deep_copy())]
         found = [(_shared(track.tokens, written), track) for track in self._tracks]
         shared, track = max(found, key=lambda pair: pair[0])
         if len(track.tokens) - shared > FAR and len(self._tracks) < MOST:
@@ -87,7 +90,7 @@ class Grammar:
     def __init__(self, tokens: Any, form: Form, start: int, ends: Iterable[int]) -> None:
         self._tokens, self._start, self._ends = tokens, start, sorted(ends)
         self._marks: dict[int, bytes] = {}
-        self._form, self._source = Follower(tokens, form.source), form
+        self._form, self._source = Follower(form.strict), form
 
     def __call__(self, tokens: Sequence[int], scores: Tensor) -> Tensor:
         """`scores [V]` with -inf where the grammar forbids a token. Paths that the grammar rules out are left alone: nothing
@@ -96,6 +99,8 @@ class Grammar:
         matcher, read = self._form.follow(written)
         if read == len(written):
             allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            if matcher.is_error():  # the mask then allows an end, wherever the text is
+                raise RuntimeError(f"the grammar failed: {matcher.get_error()}")
         elif all(token in self._ends for token in written[read:]):
             allowed = np.zeros(max(self._ends) + 1, dtype=np.uint8)
             allowed[self._ends] = 1
@@ -118,11 +123,11 @@ class Grammar:
     @cached_property
     def _ahead(self) -> Follower:
         """For guesses: what goes wrong on their way must not touch the automaton that decides."""
-        return Follower(self._tokens, self._source.source)
+        return Follower(self._source.strict)
 
     @cached_property
     def _usual(self) -> Follower | None:
-        return None if self._source.usual is None else Follower(self._tokens, self._source.usual)
+        return None if self._source.usual is None else Follower(self._source.usual)
 
     def _next(self, follower: Follower, written: tuple[int, ...]) -> list[int]:
         matcher, read = follower.follow(written)
@@ -180,20 +185,32 @@ class Grammars:
     def compile(self, kind: str, source: Any) -> Form:
         """What requests may ask for. `kind`: json_object, json_schema, regex or grammar (Lark). Raises `BadInput`."""
         matcher = llguidance.LLMatcher
+        if source is False:
+            raise BadInput("response_format: the schema is false, which nothing satisfies; use true or {} for any JSON")
         usual: str | None = None
         if kind in ("json_object", "json_schema"):
-            options: Any = {"whitespace_pattern": BLANKS}
+            options: Any = ({"whitespace_pattern": BLANKS}, USUAL)
+            text = json.dumps({} if source is True else source)
             try:
-                made = matcher.grammar_from_json_schema(json.dumps(source), overrides=options)
-                usual = matcher.grammar_from_json_schema(json.dumps(source), overrides=USUAL)
+                made, usual = (matcher.grammar_from_json_schema(text, overrides=blanks) for blanks in options)
             except ValueError as error:
-                raise BadInput(f"response_format: the schema cannot be used: {error}") from None
+                raise BadInput(f"response_format: the schema cannot be used: {str(error)[:500]}") from None
         else:
             made = matcher.grammar_from_regex(source) if kind == "regex" else matcher.grammar_from_lark(source)
-        wrong, messages = matcher.validate_grammar_with_warnings(made, self.tokens)
-        if wrong:
-            raise BadInput(f"response_format: the {kind} cannot be used: {str(messages[0])[:500]}")
-        return Form(made, usual)
+        strict = self._automaton(made)
+        if strict.is_error():
+            raise BadInput(f"response_format: the {kind} cannot be used: {str(strict.get_error())[:500]}")
+        loose = None if usual is None else self._automaton(usual)
+        return Form(strict, None if loose is None or loose.is_error() else loose)
+
+    def _automaton(self, grammar: str) -> Any:
+        """With an error if it is none, or if nothing can be written by it."""
+        made = llguidance.LLMatcher(self.tokens, grammar, log_level=0)
+        if made.is_error():
+            return made
+        tried = made.deep_copy()
+        tried.compute_bitmask()
+        return tried if tried.is_error() else made
 
     def processor(self, grammar: Form, start: int) -> Grammar:
         """For a prompt of `start` tokens."""

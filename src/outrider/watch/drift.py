@@ -19,6 +19,8 @@ ALLOWED = 0.5
 """Standard deviations by which blocks may stray for nothing."""
 ALARM = 9.0
 """Sum at which a change is believed."""
+RARE = 1 / 32
+"""Share of hits, or of misses, below which blocks are thought to spread no less: one miss after thousands of hits is no news."""
 MOST_CORRELATED = 0.8
 """Correlation between blocks that is believed at most."""
 
@@ -70,7 +72,7 @@ class _Record:
     def deviate(self, share: float) -> float:
         """The next share as a normal deviate. Its spread is never believed to be smaller than that of independent guesses."""
         n = self.count
-        chance = (self.mean * n * BLOCK + 1) / (n * BLOCK + 2)
+        chance = min(1 - RARE, max(RARE, (self.mean * n * BLOCK + 1) / (n * BLOCK + 2)))
         variance = max(self.squares / (n - 1), chance * (1 - chance) / BLOCK)
         alike = min(MOST_CORRELATED, max(0.0, self.products / self.squares)) if self.squares > 0 else 0.0
         scale = math.sqrt(variance * (1 - alike**2) * (n + 1) / n)

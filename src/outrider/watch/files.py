@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import warnings
 from pathlib import Path
 
-from ..errors import BadInput, OutriderWarning
+from ..errors import BadInput, OutriderError, OutriderWarning
 
 KEPT = 4
 """Files of one trace, the newest included; older ones are deleted."""
@@ -34,9 +35,19 @@ def check(path: Path) -> None:
         from .parquet import needed
 
         needed()
-    for one in {path, lines_of(path)}:
+    for one in (aside(name, age) for name in dict.fromkeys((path, lines_of(path))) for age in range(KEPT)):
         if one.is_file() and one.stat().st_size and not is_trace(one):
             raise BadInput(f"{one} exists and is no trace; delete it or give the trace another name")
+
+
+def put_aside(path: Path) -> None:
+    """Make room for a new file at `path`: what is there, and what was put aside before, gets older."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    for age in range(KEPT - 1, 0, -1):
+        older = aside(path, age - 1)
+        if older.exists():
+            os.replace(older, aside(path, age))
 
 
 def is_trace(path: Path) -> bool:
@@ -44,14 +55,18 @@ def is_trace(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             head = file.readline(65536)
-        return head[:4] == b"PAR1" or "outrider_trace" in json.loads(head)
-    except (OSError, ValueError, TypeError):
+        if head[:4] == b"PAR1":
+            from .parquet import ours
+
+            return ours(path)
+        return "outrider_trace" in json.loads(head)
+    except (OSError, ValueError, TypeError, RecursionError, OutriderError):
         return False
 
 
 class Rolling:
-    """Writes whole lines, each in one go. Beyond `limit` bytes the file is put aside and a new one begins with `head`. When a
-    line cannot be written, one warning says so, and no more are."""
+    """Writes whole lines, each in one go, into files that only their owner may read. Beyond `limit` bytes the file is put aside
+    and a new one begins with `head`. When a line cannot be written, one warning says so, and no more are."""
 
     def __init__(self, path: Path, head: bytes, limit: int) -> None:
         self.path, self._head, self._limit = path, head, limit
@@ -75,20 +90,21 @@ class Rolling:
             self._file = None
 
     @property
+    def ended(self) -> bool:
+        """Whether no more is written."""
+        return self._file is None
+
+    @property
     def _regular(self) -> bool:
         return self.path.is_file() and self._size > len(self._head)
 
     def _begin(self) -> None:
         """An empty file with its first line; what was there before is put aside."""
         try:
-            if self.path.is_file() and self.path.stat().st_size:
-                for age in range(KEPT - 1, 0, -1):
-                    older = aside(self.path, age - 1)
-                    if older.exists():
-                        os.replace(older, aside(self.path, age))
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            put_aside(self.path)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            self._give_up(error)
+            self.give_up(error)
         self._size = 0
         self._put(self._head)
 
@@ -101,9 +117,12 @@ class Rolling:
                 raise OSError(None, "no space left on the device")
             self._size += written
         except OSError as error:
-            self._give_up(error)
+            self.give_up(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def give_up(self, error: Exception) -> None:
+        """Write no more, and say why."""
         self.close()
-        message = f"tracing has stopped: {self.path} cannot be written ({error.strerror or error}); answers go on as before"
-        warnings.warn(message, OutriderWarning, stacklevel=2)
+        why = getattr(error, "strerror", None) or f"{error}" or type(error).__name__
+        message = f"tracing has stopped: {self.path} cannot be written ({why}); answers go on as before"
+        with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors; the run goes on all the same
+            warnings.warn(message, OutriderWarning, stacklevel=2)

@@ -132,7 +132,8 @@ class Labels(Mapping[str, Label]):
     def _of(self, name: str) -> Label:
         found = self._found.get(name)
         if found is None:
-            name = name if len(self._found) < MOST else OTHER
+            told = len(self._found.keys() - {UNLABELLED, OTHER})
+            name = name if name == UNLABELLED or told < MOST else OTHER
             found = self._found.setdefault(name, Label(name))
         return found
 

@@ -51,19 +51,23 @@ def needed() -> Any:
     return pyarrow
 
 
+def ours(path: Path) -> bool:
+    """Whether a Parquet file is a trace. Raises `BadInput` without pyarrow, `OSError` or `ValueError` for damaged files."""
+    return HEAD in (needed().parquet.read_schema(path).metadata or {})
+
+
 def convert(path: Path) -> None:
-    """Make Parquet of the JSON lines that were written for `path`, those put aside included, and delete the lines. Where that
-    fails the lines stay, and a warning says so."""
+    """Make Parquet of the JSON lines that were written for `path`, those put aside included, and delete the lines. Each, the
+    oldest first, puts aside the Parquet that is there. Where that fails the lines stay, and a warning says so."""
     for age in range(files.KEPT - 1, -1, -1):
         source = files.aside(files.lines_of(path), age)
         if not source.is_file():
             continue
-        target = files.aside(path, age)
         try:
-            _write(source, target)
+            _write(source, path)
             source.unlink()
-        except (OSError, OutriderError) as error:
-            warnings.warn(f"cannot write {target} ({error}); the trace is in {source}", OutriderWarning, stacklevel=2)
+        except (OSError, OutriderError, ValueError, TypeError, AttributeError) as error:  # lines that are left may be damaged
+            warnings.warn(f"cannot write {path} ({error}); the trace is in {source}", OutriderWarning, stacklevel=2)
 
 
 def _write(source: Path, target: Path) -> None:
@@ -77,10 +81,12 @@ def _write(source: Path, target: Path) -> None:
     fields = [(name, kinds[kind]) for name, kind in (ROUND | ITEM).items()]
     schema = arrow.schema(fields, metadata={HEAD: json.dumps(head).encode()})
     part, rows = target.with_name(target.name + ".part"), _rows(rounds)
+    part.touch(0o600)
     try:
         with arrow.parquet.ParquetWriter(part, schema) as out:
             while group := list(islice(rows, ROWS)):
                 out.write_table(arrow.Table.from_pylist(group, schema=schema))
+        files.put_aside(target)
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,8 @@ from . import files
 from .pieces import Mark
 
 WORDS = ("rule", "label", "finish", "prompt", "drafter", "control")
+MOST = 1e15
+"""No number of a trace is larger."""
 MARKS = tuple(mark.value for mark in Mark)
 
 
@@ -91,9 +92,11 @@ def read(path: str | Path) -> Recording:
 
 def lines(path: Path, notes: list[str] | None = None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     """The first line and the rounds of a file of JSON lines, as they stand there."""
+    if path.exists() and not path.is_file():
+        raise BadInput(f"cannot read the trace {path}: it is no file; traces are read twice, so save it in one first")
     try:
         with path.open("rb") as file:
-            first = file.readline()
+            first = file.readline(files.MIB)
     except OSError as error:
         raise BadInput(f"cannot read the trace {path}: {error.strerror or error}") from None
     head = _parsed(first)
@@ -137,13 +140,13 @@ def _round(found: dict[str, Any]) -> Round:
 def _checked(name: str, value: Any) -> Any:
     """A field's value, lists as tuples. Raises `ValueError` for one of the wrong kind."""
     if name in ("offered", "origins"):
-        good = isinstance(value, list) and all(isinstance(one, int) for one in value)
+        good = isinstance(value, list) and all(isinstance(one, int) and abs(one) < MOST for one in value)
     elif name == "pieces":
         good = isinstance(value, list) and all(_is_piece(one) for one in value)
     elif name in WORDS:
         good = value is None or isinstance(value, str)
     else:
-        good = isinstance(value, int | float) and math.isfinite(value)
+        good = isinstance(value, int | float) and abs(value) < MOST
     if not good:
         raise ValueError(f"{name} is {value!r:.50}")
     return _frozen(value)

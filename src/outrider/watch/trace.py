@@ -56,9 +56,18 @@ class Trace:
         self._out = Rolling(files.lines_of(self.path), _line(head), self._limit)
 
     def __call__(self, event: StepEvent) -> None:
-        """Write a round."""
-        if self._out is None:
+        """Write a round. Raises nothing."""
+        if self._out is None or self._out.ended:
             return
+        try:
+            self._out.write(self._written(event).encode())
+        except Exception as error:  # whatever it is: the engine must not hear of it
+            self._out.give_up(error)
+        if self._round % TIDY == 0:
+            self._pieces = {i: known for i, known in self._pieces.items() if known[0].finish is Finish.RUNNING}
+
+    def _written(self, event: StepEvent) -> str:
+        """A round's line."""
         now = time.perf_counter()
         seconds, self._last = min(event.seconds, now - self._last), now  # rounds may overlap
         self._round += 1
@@ -67,15 +76,12 @@ class Trace:
         self._said = control
         depths = event.depths + (0,) * (len(event.committed) - len(event.depths))
         items = ",".join(self._item(item, depth) for item, depth in zip(event.committed, depths, strict=True) if not item.late)
-        line = (
+        return (
             f'{{"round":{self._round},"at":{now - self._started:.6f},"draft":{event.draft_seconds:.6f},'
             f'"verify":{event.verify_seconds:.6f},"other":{max(0.0, seconds - event.draft_seconds - event.verify_seconds):.6f},'
             f'"batch":{len(event.committed)},"rows":{event.rows},"prefill":{event.prefill},"drafter":{json.dumps(drafter)},'
             f'{news}"requests":[{items}]}}\n'
         )
-        self._out.write(line.encode())
-        if self._round % TIDY == 0:
-            self._pieces = {i: known for i, known in self._pieces.items() if known[0].finish is Finish.RUNNING}
 
     def close(self) -> None:
         """End the trace; Parquet is made of it now, if that was asked for."""
