@@ -35,6 +35,8 @@ def test_the_headline() -> None:
     assert words.headline(report(rows("code", "guess", FAST))).text == "guess answers 2.0× as fast, same text"
     assert words.headline(report(rows("code", "guess", SLOW))).text == "guess answers at 0.80× the plain speed, same text"
     assert "no difference beyond noise" in words.headline(report(rows("code", "guess", EVEN))).text
+    both = report(rows("code", "sure", FAST), rows("code", "lucky", (101.0, 900.0, 300.0)))
+    assert words.headline(both).text == "sure answers 2.0× as fast, same text"
     assert "too much to be sure" in words.headline(report(rows("code", "guess", (101.0, 300.0)))).text
     assert "in the one pair of runs" in words.headline(report(rows("code", "guess", FAST[:1]))).text
     below = words.headline(MIXED).below

@@ -186,6 +186,10 @@ def test_the_peak_of_memory_is_that_of_the_run() -> None:
     assert during - before > 150e6 and during - after > 150e6
 
 
+def fails() -> float:
+    raise RuntimeError("nvmlDeviceGetTotalEnergyConsumption says 15")
+
+
 def test_energy_is_the_difference_of_a_counter_or_not_known() -> None:
     counter = iter((1000.0, 1042.5))
     gauge = Gauge(torch.device("cpu"), lambda: next(counter), "a counter")
@@ -194,6 +198,9 @@ def test_energy_is_the_difference_of_a_counter_or_not_known() -> None:
     none = Gauge.on(torch.device("cpu"))
     none.start()
     assert none.stop().joules is None and none.energy_note == "not measured (no GPU)"
+    broken = Gauge(torch.device("cpu"), fails, "broken")
+    broken.start()
+    assert broken.stop().joules is None
     assert Usage.over([Usage(5, None, 1.0), Usage(7, None, 2.0)]) == Usage(7, None, 3.0)
     assert Usage.over([Usage(5, 3, 1.0), Usage(7)]) == Usage(7, None, None)
 

@@ -100,7 +100,7 @@ def test_a_short_run_explains_acceptance(run, model: str, tmp_path: Path) -> Non
 
 def test_a_result_is_explained(run, model: str, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("one two one two one two\n\na b c a b c a b c\n")
-    ask = ["--workload", str(tmp_path / "short.txt"), "--max-tokens", "24", "--repeats", "1", "--depth", "2"]
+    ask = ["--workload", str(tmp_path / "short.txt"), "--max-tokens", "100", "--repeats", "1", "--depth", "2"]
     out = tmp_path / "bench.json"
     assert run("bench", "--model", model, "--draft", "synthetic:rate=1", *ask, "--output", str(out)).exit_code == 0
     result = run("doctor", "--from", str(out))

@@ -206,6 +206,12 @@ def test_files_that_are_no_results(run, big: str, tmp_path: Path, text: str) -> 
     assert run("plan", "--model", big, "--from", str(tmp_path / "other.json")).exit_code == 2
 
 
+def test_texts_longer_than_the_model_can_read(run, big: str) -> None:
+    ask = ["plan", "--model", big, "--card", "H200", "--acceptance", "0.5", "--batch", "1", "--json", "--length"]
+    assert not planned(run(*ask, "131072"))["notes"]
+    assert "made for texts of 131,072 tokens" in planned(run(*ask, "200000"))["notes"][0]
+
+
 def test_memory_that_error_correction_takes() -> None:
     """What `nvidia-smi` shows of cards with GDDR6 and ECC, in MiB."""
     for name, seen in (("T4", 15360), ("A10", 23028), ("L4", 23034), ("L40S", 46068), ("A100", 81920), ("H100", 81559)):

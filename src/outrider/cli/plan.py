@@ -266,6 +266,8 @@ def _memory(place: Place, cases: list[Case], load: tuple[int, int], result: Resu
     from ..plan import gather
     from ..plan.fit import fit
 
+    if 0 < place.target.context < load[1]:
+        result.notes.append(f"{place.target.name} was made for texts of {place.target.context:,} tokens, not of {load[1]:,}")
     result.fits.append(("none", fit(place.card, place.target, None, place.form, load)))
     for draft in dict.fromkeys(case.draft for case in cases):
         own = gather.tenth(place.target) if draft == gather.TENTH else gather.model_of(draft)
