@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-from outrider.cli import replay as module
+from outrider.cli import rounds as module
 from outrider.watch import reader
 
 HEAD = {"outrider_trace": 1, "model": "tiny", "drafter": "ngram", "controller": "fixed", "rule": "coupled", "text": False}

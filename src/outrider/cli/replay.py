@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json as jsonlib
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,22 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import BadInput
-from ..watch.pieces import Mark
 from . import options as o
 from .guard import say
-from .painter import STYLES, Paper, has_colour, paint, paint_legend
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..watch.digest import Digest, Tally
-    from ..watch.reader import Recording, Round, Share
+    from ..watch.reader import Recording, Round
 
 Speed = Annotated[float | None, typer.Option(metavar="X", help="Play it in time: 1 as fast as it was, 2 twice as fast.")]
 Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Draw acceptance, depth and speed: .html, .svg or .png.")]
 Only = Annotated[bool, typer.Option("--summary", help="Leave out the rounds.")]
-SIGNS = ((Mark.ACCEPTED, "+", "accepted guess"), (Mark.REJECTED, "x", "rejected guess"), (Mark.OWN, "o", "the model's own token"))
-"""One for each token, and for each level of guesses that was turned down."""
 LONGEST_WAIT = 5.0
 """Seconds that a pause may last at most, however long it was."""
 
@@ -53,7 +46,7 @@ def replay(
         digest.add(one)
     for note in recording.notes:
         say(f"note: {note}")
-    text = "\n".join(map(_printable, report(recording.head, digest)))
+    text = "\n".join(map(printable, report(recording.head, digest)))
     if plot is not None:
         plots.save(plots.picture(digest, _title(recording.head)), text, Path(plot))
         say(f"wrote {plot}")
@@ -66,8 +59,11 @@ def _title(head: dict[str, object]) -> str:
 
 def _shown(recording: Recording, speed: float | None) -> Iterator[Round]:
     """The rounds, each written as it comes; in time, if there is a speed."""
+    from .painter import Paper
+    from .rounds import legend, show
+
     console = Paper()
-    _legend(bool(recording.head.get("text")))
+    legend(bool(recording.head.get("text")))
     before = None
     for one in recording.rounds:
         if speed is not None and before is not None:
@@ -77,51 +73,7 @@ def _shown(recording: Recording, speed: float | None) -> Iterator[Round]:
         yield one
 
 
-def show(console: Console, one: Round) -> None:
-    """A line for each request of a round: its number, request and label, depth, marks of its tokens, and the text if there is."""
-    for share in one.requests:
-        name = _printable(f"{share.id} {share.label}" if share.label else f"{share.id}")
-        console.out(f"{one.round:>6}  {name:<12.24}  ahead {share.depth:>2}  ", end="")
-        _marks(console, share)
-        if share.pieces is not None:
-            _text(console, share)
-        console.out(f"  {share.finish}" if share.finish else "")
-    if one.control:
-        console.out(f"        controller {_printable(one.control)}")
-    sys.stdout.flush()
-
-
-def _style(mark: Mark, console: Console) -> str | None:
-    """A sign's colour, without lines through it."""
-    return STYLES[mark].replace("strike ", "").replace("underline ", "") or None if has_colour(console) else None
-
-
-def _legend(text: bool) -> None:
-    """Say on stderr what the signs mean, and the looks of the text if there is any."""
-    say("   ".join(f"{sign}: {meaning}" for _, sign, meaning in SIGNS))
-    if text:
-        paint_legend()
-
-
-def _marks(console: Console, share: Share) -> None:
-    """One sign per token: kept guesses, levels whose guess was turned down, the model's own."""
-    from ..types import NONE
-
-    kept = sum(origin != NONE for origin in share.origins)
-    turned_down = sum(offered and not right for offered, right in zip(share.offered, share.kept, strict=True))
-    counts = (kept, turned_down, len(share.origins) - kept)
-    for (mark, sign, _), count in zip(SIGNS, counts, strict=True):
-        console.out(sign * count, style=_style(mark, console), end="")
-    console.out(" " * max(1, 10 - sum(counts)), end="")
-
-
-def _text(console: Console, share: Share) -> None:
-    """The text, on one line."""
-    shown = ((text.replace("\n", "\\n").replace("\t", "\\t"), mark) for text, mark in share.pieces or ())
-    paint(console, [(_printable(text), Mark(mark)) for text, mark in shown])
-
-
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """A trace may come from anywhere: nothing in it may command the terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
