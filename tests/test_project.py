@@ -288,6 +288,11 @@ def test_links_in_the_documents_lead_somewhere():
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
 
 
+def test_the_index_leads_to_every_page():
+    linked = set(re.findall(r"\]\((\w[^)#:/]*\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
 def test_readme_examples_are_python():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     assert len(blocks) >= 2
