@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +10,11 @@ import pytest
 
 from outrider import LLM, SamplingParams
 
-from ..models.tiny_gguf import Tiny
+from ..small import load, model
+
+__all__ = ["load", "model"]
 
 PARAMS = SamplingParams(temperature=1.0, max_tokens=20, seed=7, ignore_eos=True, allowed_token_ids=(*range(100, 106), 263))
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("watched")
-    Tiny().write(folder / "tiny.gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
-        yield str(folder / "tiny.gguf")
-
-
-@pytest.fixture(scope="session")
-def load(model: str) -> Callable[..., LLM]:
-    def make(**options: Any) -> LLM:
-        return LLM(model, **{"draft": "ngram:min=1,depth=4", "control": "fixed", "dtype": "float64", **options})
-
-    return make
 
 
 @pytest.fixture(scope="session")

@@ -127,10 +127,11 @@ class Goodput:
         batch, inside = len(event.committed), event.draft_seconds + event.verify_seconds
         self.costs.add_verify(batch, event.rows, event.verify_seconds)
         other = max(0.0, wall - inside)
-        spare = max(0.0, other - self.costs.other(batch)) if bucket(batch) in self._plain_sizes else 0.0
+        known = bucket(batch) in self._plain_sizes
+        spare = max(0.0, other - self.costs.other(batch)) if known else 0.0
         if asked.deepest:
             self._book_drafting(asked, event.draft_seconds)
-            if bucket(batch) in self._plain_sizes:
+            if known:
                 self.costs.add_wait(batch, spare)
             self._watch(asked, event, max(wall, inside))
         elif asked.ahead or not self.costs.ahead:
@@ -242,11 +243,11 @@ class Goodput:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest = sum(d > 0 for d in depths), max(depths)
-        before = costs.plain(size, rows) + costs.draft(others, deepest) + costs.wait(size) * bool(others)
+        before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
         chosen: set[int] = set()
         for _, b in sorted(due):
             rows_after = rows + round(self._shape.width)
-            price = costs.plain(size, rows_after) + costs.draft(others + 1, max(deepest, 1)) + costs.wait(size) - before
+            price = costs.plain(size, rows_after) + costs.guessing(size, others + 1, max(deepest, 1)) - before
             if not self._allowance.affords(price):
                 break
             depths[b], others, deepest, rows = 1, others + 1, max(deepest, 1), rows_after
@@ -260,8 +261,7 @@ class Goodput:
         tokens = sum(len(item.tokens) for item in items)
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
-        without = self.costs.plain(batch, rows) + self.costs.draft(len(others), max(others, default=0))
-        without += self.costs.wait(batch) * bool(others)
+        without = self.costs.plain(batch, rows) + self.costs.guessing(batch, len(others), max(others, default=0))
         extra = event.draft_seconds + event.verify_seconds + spare - without
         gain = won * (without + self.costs.other(batch)) / max(1, tokens - won)
         self._allowance.pay(extra, gain)

@@ -14,7 +14,6 @@ from .sizes import Size
 GIB = 2**30
 USABLE = 0.98
 """Of the memory on a data sheet, what programs see."""
-DAY = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

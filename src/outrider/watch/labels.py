@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import reduce
 
 from ..types import NONE, Committed, StepEvent
@@ -47,13 +47,10 @@ class Period:
 
     def join(self, later: Period) -> Period:
         """Both as one."""
-        sums = (
-            getattr(self, name) + getattr(later, name) for name in ("rounds", "tokens", "drafted", "accepted", "first", "right")
-        )
-        return Period(self.begun, *sums)
+        return Period(self.begun, *(getattr(self, name) + getattr(later, name) for name in COUNTS))
 
 
-COUNTS = ("rounds", "tokens", "drafted", "accepted", "first", "right")
+COUNTS = tuple(f.name for f in fields(Period) if f.name != "begun")
 
 
 @dataclass(slots=True)
