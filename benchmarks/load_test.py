@@ -7,8 +7,9 @@
 Works with any OpenAI-compatible server. Every client asks one prompt with a seed of its own, reads the stream, and asks again.
 `--check` asks everything alone first and compares; texts of a server in fp32 may differ in near-ties unless it was started with
 batch-invariant arithmetic, so differences are counted and the first is shown. `--leave` is the share of streams that are
-hung up on after a random number of pieces. A client that gets 429 waits as long as it is told. Exit status 1 if a stream ended
-in an error, was cut short, or (with `--check`) differs.
+hung up on after a random number of pieces. A client that gets 429 waits as long as it is told. Memory is watched from the second
+quarter of the time on: `--flat` bounds how much larger the last quarter's median may be than the second one's. Exit status 1 if a
+stream ended in an error, was cut short, or (with `--check`) differs, or if memory grew by more.
 """
 
 from __future__ import annotations
@@ -151,10 +152,16 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {"p50_ms": 1e3 * cuts[49], "p95_ms": 1e3 * cuts[94], "p99_ms": 1e3 * cuts[98]}
 
 
+def growth(memory: list[float]) -> float | None:
+    """The last quarter's median over that of the second quarter, less 1; None for too few figures."""
+    quarter = len(memory) // 4
+    if not quarter:
+        return None
+    return statistics.median(memory[-quarter:]) / statistics.median(memory[quarter : 2 * quarter]) - 1
+
+
 def summary(found: Found, seconds: float) -> dict[str, Any]:
     """The figures, as `--json` prints them."""
-    half = len(found.memory) // 2
-    growth = statistics.median(found.memory[half:]) - statistics.median(found.memory[:half]) if half else None
     return {
         "seconds": seconds,
         "answers": found.done,
@@ -164,7 +171,7 @@ def summary(found: Found, seconds: float) -> dict[str, Any]:
         "pieces_per_second": found.pieces / seconds,
         "first_piece": percentiles(found.first),
         "between_pieces": percentiles(found.gaps),
-        "memory_mib": {"most": max(found.memory), "growth": growth} if found.memory else None,
+        "memory_mib": {"most": max(found.memory), "growth": growth(found.memory)} if found.memory else None,
         "compared": len(found.solo),
         "differences": len(found.differ),
         "errors": len(found.errors),
@@ -183,17 +190,25 @@ def main() -> None:
     parser.add_argument("--distinct", type=int, default=50, help="different prompts and seeds")
     parser.add_argument("--check", action="store_true", help="ask everything alone first, and compare")
     parser.add_argument("--pid", type=int, help="the server's process, to watch its memory")
+    parser.add_argument("--flat", type=float, metavar="SHARE", help="most growth of memory, as 0.02 (needs --pid)")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path, help="write the figures to a file as well")
     a = parser.parse_args()
     plan = Plan(a.clients, a.seconds, a.requests, a.max_tokens, a.temperature, a.leave, a.distinct)
     found, seconds = asyncio.run(run(a.url, plan, a.check, a.pid))
-    figures = summary(found, seconds)
+    figures = {"date": time.strftime("%Y-%m-%d"), "clients": a.clients, **summary(found, seconds)}
+    if a.output is not None:
+        a.output.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures) if a.json else "\n".join(f"{name:20} {value}" for name, value in figures.items()))
     for complaint in found.errors[:3]:
         print(f"error: {complaint}", file=sys.stderr)
     for n, want, got in found.differ[:1]:
         print(f"request {n} alone: {want!r}\nunder load:  {got!r}", file=sys.stderr)
-    sys.exit(bool(found.errors or found.differ))
+    grown = growth(found.memory)
+    fat = a.flat is not None and (grown is None or grown > a.flat)
+    if fat:
+        print("memory was not watched for long enough" if grown is None else f"memory grew by {grown:.1%}", file=sys.stderr)
+    sys.exit(bool(found.errors or found.differ or fat))
 
 
 if __name__ == "__main__":

@@ -168,28 +168,31 @@ def _spread(found: dict[str, float]) -> str:
     return f"{found['median']:,.0f} ({found['min']:,.0f} to {found['max']:,.0f})"
 
 
-CLOSING = """## Where it is short, and what would close it
+CLOSING = """# Where it is short, and what would close it
 
-- **1.5B, pass (2.0 ms).** At 8 rows the products and the head take 1.53 ms; attention 0.24, norms 0.12, merging partial softmaxes
-  0.08, rotation 0.05 and the gate 0.04 (profile of the first version), the rest is the gap between some 250 graph nodes. Merging
-  inside the attention kernel, or launches that overlap (programmatic dependent launch), would close it.
-- **8B, pass (6.3 ms) above one row.** The ratio to its own products is inside the bar; the products themselves took 5.7 ms on this
-  card.
-- **Replay on SmolLM2 and 1.5B.** A drafter on the host sees a round's tokens before it guesses, so the device waits for a few tenths
-  of a millisecond of Python per round on this machine's host (propose, check, upload, launch). Drafters that live on the device need not wait.
-- **`ngram` with 60 requests.** Plain rounds overlap with the host's work, rounds with guesses made on the host do not. At the commits
-  above `goodput` did not know that, and lost a third. It has since learned it: with the device played by a clock and the host's part
-  real, it went from 0.55 of plain speed to 0.98 to 1.0 once it has settled, which takes about 20 rounds. That has not been measured
-  on a GPU.
-- **256 requests.** Text of 256 streams is made by one Python thread, about 34 us per token (`detokenize=False` leaves it out).
-- **Recomputation after preemption.** At d01c4e9 its test failed on the H200: 4 of 16 texts differed. The likely cause: attention took
-  tiles of 16 or of 64 lines by the number of rows, and sums along a row go in another order in tiles of another shape. All passes
-  now have tiles of 16 lines (those of short texts in the figures above), which has not run on a card yet; prompts, and many rows at
-  long contexts, may be somewhat slower than shown.
+- **8B, pass / products (1.15 at 512, 1.35 at 8,192).** On the H200 the products are faster (4.05 ms against 5.7), what stands beside
+  them is not: 1.16 to 1.18. At 8,192 tokens and 4 rows or more the cause is attention: since all passes have tiles of 16 lines (see
+  below), four tiles read the same keys for 16 rows, and write 17 MB of partial softmaxes per layer. Merging those of 1,024 positions before
+  they are written, and tiles that share their loads, would close it.
+- **1.5B, replay (0.93).** 0.88 to 0.92: a drafter on the host sees a round's tokens before it guesses, so the device waits for 0.27 to
+  0.38 ms of Python per round (propose, check, upload, launch) beside a pass of 1.8. **SmolLM2 (0.85)** likewise, 0.79 to 0.86. Drafters that
+  live on the device need not wait.
+- **1.5B, pass (2.0 ms, H100 only).** At 8 rows the products and the head take 1.53 ms; attention 0.24, norms 0.12, merging partial
+  softmaxes 0.08, rotation 0.05 and the gate 0.04 (profile of the first version), the rest is the gap between some 250 graph nodes.
+- **`ngram` with 60 requests.** Plain rounds are launched ahead of the host's work, rounds with guesses made on the host are not: 1.07 ms
+  a round against 2.9. So `goodput` should leave it off, and round by round it does (steady runs of another script on the same card: 29,027 to
+  30,430 of 28,614 to 35,779 tokens per second). In the figure above shapes of rounds were still being captured while the clock ran, 0.17 to
+  0.3 s each, much of it compiling. Since then a roomier captured shape plays for one that is seldom wanted, the price of waiting is
+  booked by the size of the batch, and an idle plan no longer keeps rounds from being launched ahead; not measured again yet.
+- **256 requests.** Text of 256 streams is made by one Python thread, about 20 us per token (`detokenize=False` leaves it out).
+  With more requests than places (4,096 in 256) prompts interrupted nearly every round: 10,400 tokens per second beside other work. Newcomers to a full house
+  are now let in together: 28,000.
+- **One shape of tile.** Attention once took tiles of 16 or of 64 lines by the number of rows, whose sums go in another order: after
+  preemption 4 of 16 texts differed. With 16 lines everywhere they are equal: all of `tests/gpu/test_text.py` passed on an H200 (8b6cd80).
+- **int4** is slower than bf16 on this card (0.65x for 8B): unpacking costs more than the bytes it saves. **int8** reads at half of the
+  card's bandwidth.
 - **A draft model** cut from the target's first layers loses here, as its guesses are seldom right (with ten layers, 2 % of them).
   It was run to show the cost of a captured chain, not as advice.
-- Not measured yet: transformers' assisted generation (its n-gram form; plain it took 29 ms per token beside our 1.0); int8 and int4
-  weights (their texts are tested on a card, their speed is not); 8B and 1.5B on the H200.
 """
 
 

@@ -26,8 +26,8 @@ LAYERS = (
     {"protocols"},
     {"registry", "trained", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
-    {"accept", "drafters", "control", "metrics"},
-    {"guard", "outcome", "scheduler", "recovery", "engine"},
+    {"accept", "drafters", "control", "metrics", "watch"},
+    {"guard", "forced", "outcome", "scheduler", "recovery", "engine"},
     {"loading", "choice", "llm"},
     {"serve", "bench", "train", "plan", "cli"},
     {"__init__", "__main__"},
@@ -289,6 +289,11 @@ def test_links_in_the_documents_lead_somewhere():
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
     assert links
     assert not [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()]
+
+
+def test_the_index_leads_to_every_page():
+    linked = set(re.findall(r"\]\((\w[^)#:/]*\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
 
 
 def test_readme_examples_are_python():

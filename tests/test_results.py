@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from outrider.plan.tasks import TASKS
+
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize("script", ["report.py", "performance.py"])
 def test_pages_are_up_to_date(script: str) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / script), "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_acceptance_of_every_task_with_a_published_range_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = [json.loads(file.read_text()) for file in RESULTS.glob("acceptance*_cpu.json")]
+    alphas = {(r["workload"], r["draft"]): r["alpha"] for result in found for r in result["results"]}
+    for task in TASKS:
+        [line] = re.findall(rf"^\| {task.name} \| .*$", readme, flags=re.MULTILINE)
+        assert f"| {task.low:.0%} to {task.high:.0%} |" in line
+        for draft in ("ngram", "suffix", "lookahead", "layer_skip"):
+            assert f" {alphas[task.name, draft]:.0%} (" in line
+    assert all(result["settings"]["control"] == "fixed" and "speeds" in result["note"] for result in found)
+
+
+def test_results_name_no_directories() -> None:
+    for file in RESULTS.rglob("*.json"):
+        assert not re.findall(r'"(?:/[\w.-]+){2,}', file.read_text()), file.name

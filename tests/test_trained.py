@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,8 @@ def test_auto_prefers_what_was_trained(tmp_path):
     assert pick(registry.names(), [found])[:2] == ("draft_model", found)
     assert pick(["suffix"], [found])[:2] == ("suffix", None)
     assert "2.50 tokens per round" in pick(registry.names(), [found])[2]
+    name, picked, why = pick(registry.names(), [replace(found, tau=1.1)])
+    assert (name, picked) == ("suffix", None) and "only 1.10 tokens per round" in why
 
 
 def test_a_spec_may_lack_its_path():

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**64
 LOGPROBS_MODES = ("raw", "processed", "both")
+MAX_LABEL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class SamplingParams:
     logits); `processed`, the one the token was drawn from, after every processor, temperature and filter (at `temperature=0`
     softmax of the processed scores); `both`. `n` asks for that many samples of one prompt. `min_tokens` counts for stop
     strings, too: one that is complete within the first `min_tokens` tokens does not end the text.
+
+    `label` names the kind of work, up to 64 visible characters: acceptance is watched for each kind apart.
 
     `detokenize=False` leaves out the text: results then have token ids alone, which for many short passes is much faster.
 
@@ -73,6 +76,7 @@ class SamplingParams:
     max_depth: int | None = None
     draft: str | None = None
     detokenize: bool = True
+    label: str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__
@@ -100,6 +104,8 @@ class SamplingParams:
             if not 0 <= self.seed < MAX_SEED:
                 raise BadInput(f"seed must be between 0 and 2**64 - 1, got {self.seed}")
         self._check_look_ahead()
+        if self.label is not None:
+            check_label(self.label)
         if stops and not self.detokenize:
             raise BadInput("stop strings are looked for in the text; leave detokenize on, or give stop_token_ids instead")
         if self.min_tokens > self.max_tokens:
@@ -161,6 +167,12 @@ _RANGES = (
     ("max_tokens", 1, 2**31, "ask for at least one token"),
     ("min_tokens", 0, 2**31, "0 turns it off"),
 )
+
+
+def check_label(label: object) -> None:
+    """Raises `BadInput` for what cannot name a kind of work."""
+    if not isinstance(label, str) or not 0 < len(label) <= MAX_LABEL or not label.isprintable() or label != label.strip():
+        raise BadInput(f"label must be 1 to {MAX_LABEL} visible characters without blanks around them, got {label!r:.200}")
 
 
 def _number(name: str, value: object, low: float, high: float, hint: str) -> None:

@@ -15,6 +15,7 @@ from .protocols import AcceptanceRule, Controller, Sink, Target
 from .recovery import Recovery
 from .scheduler import Scheduler
 from .types import Answer, Batch, Budget, Finish, Proposal, Request, StepEvent, Verdict
+from .watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Pending:
     scored: float
     logprobs: Measured | None = None
     answer: Answer | None = None
+    depths: tuple[int, ...] = ()
 
 
 class Engine:
@@ -41,6 +43,7 @@ class Engine:
         self.target, self.drafter, self.scheduler = target, drafter, scheduler
         self.accept, self.controller = accept, controller
         scheduler.shared, scheduler.sharing = drafter.shared, drafter.sharing
+        self.watch = Watch()
         self.sinks: list[Sink] = []
         self.ahead: Pending | None = None
         self._owed: StepEvent | None = None
@@ -99,7 +102,7 @@ class Engine:
         self.target.keep(batch, proposal, verdict)  # the path's KV stays, the rest is forgotten
         self.drafter.observe(batch, proposal, verdict, scores)
         self.scheduler.launched(batch, proposal.widths)
-        return Pending(batch, proposal, verdict, started, drafted, scored, measured, scores.answer)
+        return Pending(batch, proposal, verdict, started, drafted, scored, measured, scores.answer, budget.depth)
 
     def _budget(self, batch: Batch, guess: bool) -> Budget:
         if not guess:
@@ -124,6 +127,7 @@ class Engine:
             if item.request.finish is not Finish.RUNNING and not item.late:
                 self.release(item.request)
         self.controller.observe(event)
+        self.watch.observe(event)
         for sink in self.sinks:
             sink(event)
         if self.scheduler.idle:
@@ -163,6 +167,7 @@ class Engine:
             seconds=time.perf_counter() - pending.started,
             prefill=sum(p for p in pending.batch.pending if p > 1),
             rows=sum(pending.batch.pending) + sum(pending.proposal.widths),
+            depths=pending.depths,
         )
         metrics.charge(event, time.perf_counter())
         return event

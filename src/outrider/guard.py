@@ -12,6 +12,7 @@ import torch
 
 from . import tree
 from .errors import OutriderError, OutriderWarning
+from .forced import Forced
 from .protocols import Drafter, Sharing, Start
 from .recovery import out_of_memory
 from .types import PROBE, ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
@@ -37,6 +38,7 @@ class Guard:
         own = isinstance(drafter, Sharing) and drafter.needs.kv is not None
         self._sharing: Sharing | None = cast(Sharing, drafter) if own else None
         self.observes = type(drafter).observe is not Drafter.observe
+        self._forced = Forced(vocab_size)
 
     @property
     def name(self) -> str:
@@ -66,9 +68,9 @@ class Guard:
             self._stop(f"it failed to start with {type(error).__name__}: {error}")
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
-        """The drafter's guesses if they are sound, else none."""
+        """The drafter's guesses if they are sound, else none; and what requests' own processors know ahead of it."""
         proposal = self._guesses(batch, budget) if self.working and budget.any else None
-        return Proposal.empty(len(batch)) if proposal is None else proposal
+        return self._forced.lead(batch, budget, Proposal.empty(len(batch)) if proposal is None else proposal)
 
     def _guesses(self, batch: Batch, budget: Budget) -> Proposal | None:
         try:
@@ -99,7 +101,7 @@ class Guard:
         seen = (verdict.path, verdict.accepted, verdict.tokens, verdict.counts, verdict.finish)
         try:
             with _kept(batch):
-                self.drafter.observe(batch, proposal, Verdict(*(f.clone() for f in seen)), scores)
+                self.drafter.observe(batch, *self._forced.apart(proposal, Verdict(*(f.clone() for f in seen)), scores))
         except (Exception, SystemExit) as error:
             if out_of_memory(error) and self._again("observe", batch):
                 return

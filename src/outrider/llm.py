@@ -6,6 +6,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from . import control as controllers
 from . import noise
@@ -22,6 +23,8 @@ from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .results import Chunk, Result
 from .text import TextStream
 from .types import FINISH_NAMES, Committed, Finish, Request, Stats
+from .watch import Watch
+from .watch.trace import SIZE, Trace
 
 Prompt = str | Sequence[int]
 
@@ -36,8 +39,9 @@ class LLM:
     CPU in float32. `max_model_len` limits the context, `kv_tokens` the KV memory (in tokens over all running requests). `cache`:
     `paged`, or `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of
     what shares its pass, at some cost. `prefix_cache`: prompts that begin alike share the work. `quantize`: `none`, `int8` or
-    `int4`: the layers' weights are rounded to 8 or 4 bits (another model then, exact all the same). `progress` hears one line per
-    slow step of loading.
+    `int4`: the layers' weights are rounded to 8 or 4 bits (another model then, exact all the same). `trace`: a file that gets
+    a line for every round (no text unless `trace_text`; put aside when larger than `trace_mib`; `close` ends it). `progress`
+    hears one line per slow step of loading.
 
     Raises `OutriderError`s that say what to do; nothing is downloaded except for a hub id.
     """
@@ -57,9 +61,13 @@ class LLM:
         invariant: bool = False,
         prefix_cache: bool = True,
         quantize: str = "none",
+        trace: str | Path | None = None,
+        trace_text: bool = False,
+        trace_mib: float = SIZE,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
+        self._trace = None if trace is None else Trace(trace, trace_text, trace_mib)
         self._choice = Choice(model, self.notices)
         self.accept = PerRequest(accept)
         controllers.check(control)
@@ -73,6 +81,18 @@ class LLM:
         self._count = 0
         self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
+        if self._trace is not None:
+            self._begin(self._trace)
+
+    def _begin(self, trace: Trace) -> None:
+        """From now on all rounds are written down."""
+        about = {"model": self.name, "drafter": self.drafter_name, "controller": self.control, "rule": self.accept.name}
+
+        def state() -> tuple[str, str]:
+            return self.drafter_name, getattr(self.engine.controller, "reason", "")
+
+        trace.begin(about | {"device": str(self._target.device)}, state, lambda ids: self.tokenizer.decode(ids, False))
+        self.engine.sinks.append(trace)
 
     def _fit(self, draft: str, drafter: Drafter, accept: AcceptanceRule) -> tuple[Engine, object]:
         """An engine with `drafter`, and what it has in the KV pool. If it cannot be started, the target is as before; if it was
@@ -221,6 +241,11 @@ class LLM:
         """`stream` for a conversation."""
         return self.stream(self.tokenizer.chat(messages), params)
 
+    @property
+    def watch(self) -> Watch:
+        """What the engine knows about its speculation: acceptance by label, and whether it pays."""
+        return self.engine.watch
+
     def interrupt(self) -> Result | None:
         """Stop the streamed request, if one is running, and return what it has so far."""
         requests = self._current
@@ -236,6 +261,8 @@ class LLM:
         """Stop everything and drop the queue. The object must not be used afterwards."""
         scheduler = self.engine.scheduler
         self.engine.abort([*scheduler.running, *scheduler.waiting])
+        if self._trace is not None:
+            self._trace.close()
 
     def _requests(self, prompt: Prompt, params: SamplingParams) -> list[Request]:
         """One request per sample. The others copy the first one's prompt KV, unless the drafter wants to see every prompt row."""
@@ -318,7 +345,8 @@ class LLM:
     def _result(self, request: Request, prompt: Prompt | None, first: Request) -> Result:
         """One sample's result; the log-probabilities of the prompt are those of the `first` sample."""
         text = request.text.text if request.text is not None else ""
-        params = request.params
+        params, engine = request.params, self.engine
+        told = (self.drafter_name, request.rule, request.lossless, engine.controller.explain(), engine.watch.gain)
         return Result(
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=tuple(request.tokens[: request.prompt_len]),
@@ -327,7 +355,7 @@ class LLM:
             origins=tuple(request.origins),
             finish_reason=FINISH_NAMES.get(request.finish, "abort"),
             seed=request.seed,
-            stats=summarise(request.stats, self.drafter_name, request.rule, request.lossless, self.engine.controller.explain()),
+            stats=summarise(request.stats, *told),
             lossless=request.lossless,
             error=request.error,
             logprobs=tuple(request.logprobs) if params.logprobs is not None else None,

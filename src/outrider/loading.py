@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 CACHES = ("paged", "slots")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-_KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
+KV_SHARE = {"cpu": 0.25, "cuda": 0.9}
 """Share of what is free, beside weights, drafter and workspace, that the KV pool may take."""
 _KV_MOST = {"cpu": 65536, "cuda": 2_000_000}
 """Tokens of KV memory that are never exceeded unless asked for."""
@@ -190,7 +190,7 @@ def make_cache(setup: Setup, decoder: Decoder, max_len: int, drafter: Drafter) -
     once, each = drafter.memory(decoder.dtype)
     each += _attached(drafter.needs.kv, decoder)
     free = free_memory(decoder.device) - once
-    fit = int((free - workspace(decoder.device)) * _KV_SHARE.get(kind, 0.25)) // (own + each)
+    fit = int((free - workspace(decoder.device)) * KV_SHARE.get(kind, 0.25)) // (own + each)
     most = _KV_MOST.get(kind, _KV_MOST["cpu"])
     tokens = setup.kv_tokens or min(fit, max(most, max_len + drafter.nodes + BLOCK))
     if tokens * (own + each) > free or tokens < 2 * BLOCK:
@@ -207,9 +207,12 @@ def make_cache(setup: Setup, decoder: Decoder, max_len: int, drafter: Drafter) -
 
 def workspace(device: torch.device) -> int:
     """Bytes that the KV pool leaves alone."""
-    if device.type != "cuda":
-        return 0
-    return min(int(_WORKSPACE_SHARE * torch.cuda.mem_get_info(device)[1]), _WORKSPACE)
+    return aside(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
+
+
+def aside(total: int) -> int:
+    """The same on a card of `total` bytes."""
+    return min(int(_WORKSPACE_SHARE * total), _WORKSPACE)
 
 
 def _token_bytes(decoder: Decoder) -> int:

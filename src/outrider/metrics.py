@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .results import Summary
 from .types import COUPLED, NONE, Committed, Stats, StepEvent
+from .watch.gain import Gain
 
 
 def add(stats: Stats, item: Committed) -> None:
@@ -35,7 +36,9 @@ def charge(event: StepEvent, now: float) -> None:
             stats.first_token_seconds = stats.seconds
 
 
-def summarise(stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool = True, controller: str = "") -> Summary:
+def summarise(
+    stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool = True, controller: str = "", gain: Gain | None = None
+) -> Summary:
     """`Stats` as users script against them."""
     return Summary(
         tokens=stats.tokens,
@@ -54,4 +57,6 @@ def summarise(stats: Stats, drafter: str, accept: str = COUPLED, lossless: bool 
         accept=accept,
         lossless=lossless,
         controller=controller,
+        speedup=gain.speedup if gain is not None and gain.known else None,
+        losing=gain is not None and gain.losing,
     )

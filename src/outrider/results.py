@@ -56,7 +56,8 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Summary:
     """`Stats` as scripts read them; seconds; `acceptance_by_position[i]` is the share kept of guesses at depth i + 1;
-    `controller` tells in one line how far the engine looked ahead, over all its requests, and why it last changed that."""
+    `controller` tells in one line how far the engine looked ahead, over all its requests, and why it last changed that; `speedup`
+    is the engine's of late over plain decoding, as measured (None: nothing to compare with yet); `losing`: it is below 1."""
 
     tokens: int
     rounds: int
@@ -74,3 +75,5 @@ class Summary:
     accept: str = COUPLED
     lossless: bool = True
     controller: str = ""
+    speedup: float | None = None
+    losing: bool = False

@@ -243,7 +243,7 @@ class Scheduler:
         known = len(request.tokens) if self.grain < CHUNK else request.prompt_len
         if logprobs.asks_prompt(request):
             known = min(known, len(request.prompt_logprobs) + 1)
-        return self.cache.find(request.tokens, known - 1, self.grain)
+        return self.cache.find(request.tokens, known - 1, self.grain, request.group)
 
     def _begin(self, request: Request, twin: Request | None, shared: int) -> None:
         """The first `shared` tokens of a new request have their KV. From a twin the rest of the prompt is copied, up to its last

@@ -23,6 +23,8 @@ ROOT = -1
 """Parent of a node that hangs under the last committed token."""
 PROBE = -1
 """`Proposal.source` of a node that is scored but is no guess (lookahead's window); never counted as drafted."""
+FORCED = 1 << 16
+"""`Proposal.source` of a guess that a request's own processors gave; no drafter has this number."""
 NONE = -1
 """Padding in tables of columns and tokens."""
 
@@ -50,8 +52,8 @@ class Request:
     acceptance rule. `index` counts samples of one prompt; `twin` is the first of them, whose prompt KV may be copied. `taken`:
     how many of the first tokens took their KV over from other requests. `failures`:
     what went wrong in custom processors, by the sequence they were given. `flying` bounds the tokens that rounds launched but
-    not yet read may add; it is 0 between rounds unless the engine runs ahead. `group` names those whose finished texts
-    may draft for each other, where drafters are asked to mind it."""
+    not yet read may add; it is 0 between rounds unless the engine runs ahead. `group` names those who may share
+    KV of what they have in common, and whose finished texts may draft for each other where drafters are asked to mind it."""
 
     id: int
     tokens: list[int]
@@ -355,7 +357,8 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What metrics, traces, the benchmark and the controller read after each round."""
+    """What metrics, traces, the benchmark and the controller read after each round. `depths`: how far the controller let each
+    request of the round look ahead, in the order of `committed`."""
 
     committed: tuple[Committed, ...]
     draft_seconds: float
@@ -363,3 +366,4 @@ class StepEvent:
     seconds: float
     prefill: int
     rows: int
+    depths: tuple[int, ...] = ()

@@ -35,6 +35,9 @@ def test_the_headline() -> None:
     assert words.headline(report(rows("code", "guess", FAST))).text == "guess answers 2.0× as fast, same text"
     assert words.headline(report(rows("code", "guess", SLOW))).text == "guess answers at 0.80× the plain speed, same text"
     assert "no difference beyond noise" in words.headline(report(rows("code", "guess", EVEN))).text
+    both = report(rows("code", "sure", FAST), rows("code", "lucky", (101.0, 900.0, 300.0)))
+    assert words.headline(both).text == "sure answers 2.0× as fast, same text"
+    assert "too much to be sure" in words.headline(report(rows("code", "guess", (101.0, 300.0)))).text
     assert "in the one pair of runs" in words.headline(report(rows("code", "guess", FAST[:1]))).text
     below = words.headline(MIXED).below
     assert "from 0.80× on creative to 2.0× on code" in below and "greedy, one request at a time" in below
@@ -47,6 +50,20 @@ def test_texts_that_differ_come_before_any_speed() -> None:
     assert "DIFFERENT TEXT (FAULT): code, guess, prompt 2: token 5 is 8 instead of 7" in text_of(
         page(replace(wrong, divergences=(divergence,)))
     )
+
+
+def test_the_headline_tells_variants_of_one_drafter_apart() -> None:
+    found = report(rows("code", "guess:max=3", FAST), rows("code", "guess:max=6", SLOW))
+    assert words.headline(found).text == "guess:max=3 answers 2.0× as fast, same text"
+
+
+def test_a_loss_that_only_the_average_shows() -> None:
+    """The headline and what is said below it must not contradict each other."""
+    pairs = [rows(name, "guess", speeds) for name, speeds in (("a", (80.0, 101.0, 102.0)), ("b", (99.0, 79.0, 98.0)))]
+    pairs.append(rows("c", "guess", (101.0, 99.0, 79.0)))
+    found = report(*pairs)
+    assert {r.verdict for pair in pairs for r in pair[1:]} == {"unclear"} and words.headline(found).verdict == "loses"
+    assert words.losses(found)[0].startswith("Over all 3 kinds of text together, guess is slower: 0.9")
 
 
 def test_losses_in_words() -> None:

@@ -335,6 +335,8 @@ def test_json_knows_no_infinities() -> None:
 
 
 def test_provenance(llm: LLM, model_file, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/home/somebody/outrider/__main__.py", "bench"])
+    assert provenance.provenance(llm, str(model_file))["command"] == ["outrider", "bench"]
     found = provenance.provenance(llm, str(model_file), ["outrider", "bench"])
     assert found["command"] == ["outrider", "bench"] and found["dtype"] == "float64" and found["torch"]
     assert found["model"]["bytes"] == model_file.stat().st_size and len(found["model"]["sampled_sha256"]) == 64

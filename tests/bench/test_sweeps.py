@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import time
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 
 from outrider.bench import traffic
 from outrider.bench.latency import Latency, Percentiles, Times, latency
+from outrider.bench.numbers import Run
 from outrider.bench.plan import PLAIN, Plan, Point
 from outrider.bench.report import CELL
 from outrider.bench.runner import Runner
@@ -136,6 +138,20 @@ def test_waits_by_hand() -> None:
     assert latency([Times()]) == Latency(None, None, None, None)
 
 
+def test_silence_is_not_priced_as_plain_decoding() -> None:
+    """A round that was asked for guesses and had none costs drafting, and waits for the host; a plain one does neither."""
+    run = Run()
+    for depths, offered, drafting in (((0,), (), 0.0), ((0,), (), 0.0), ((3,), (), 0.5), ((3,), (1, 1), 0.25)):
+        item = SimpleNamespace(tokens=(1,), offered_at=offered)
+        rows = 1 + len(offered)
+        made = SimpleNamespace(committed=[item], depths=depths, prefill=0, rows=rows, draft_seconds=drafting, verify_seconds=1.0)
+        run._price(made, 2.0 * (run._last or 0.0) + 1.0)
+    parts = run.costs.parts
+    assert dict(parts["draft"]) == {(1, 0): [0.5], (1, 2): [0.25]}
+    assert set(parts["other"]) == {(1, 0), (1, 2)} and len(parts["other"][1, 0]) == 1
+    assert {key: len(found) for key, found in parts["verify"].items()} == {(1, 1): 2, (1, 3): 1}
+
+
 def test_percentiles() -> None:
     found = Percentiles.of([i / 100 for i in range(101)])
     assert found is not None and (found.p50, found.p90, found.p99) == pytest.approx((0.5, 0.9, 0.99))
@@ -162,13 +178,17 @@ def test_the_peak_of_memory_is_that_of_the_run() -> None:
     gauge.start()
     before = gauge.stop().memory
     gauge.start()
-    block = torch.ones(50_000_000)
-    during = gauge.stop().memory
-    del block
+    with mmap.mmap(-1, 200_000_000) as block:  # new pages, whatever this process has let go of before
+        block.write(b"x" * len(block))
+        during = gauge.stop().memory
     gauge.start()
     after = gauge.stop().memory
     assert before is not None and during is not None and after is not None
     assert during - before > 150e6 and during - after > 150e6
+
+
+def fails() -> float:
+    raise RuntimeError("nvmlDeviceGetTotalEnergyConsumption says 15")
 
 
 def test_energy_is_the_difference_of_a_counter_or_not_known() -> None:
@@ -179,6 +199,9 @@ def test_energy_is_the_difference_of_a_counter_or_not_known() -> None:
     none = Gauge.on(torch.device("cpu"))
     none.start()
     assert none.stop().joules is None and none.energy_note == "not measured (no GPU)"
+    broken = Gauge(torch.device("cpu"), fails, "broken")
+    broken.start()
+    assert broken.stop().joules is None
     assert Usage.over([Usage(5, None, 1.0), Usage(7, None, 2.0)]) == Usage(7, None, 3.0)
     assert Usage.over([Usage(5, 3, 1.0), Usage(7)]) == Usage(7, None, None)
 

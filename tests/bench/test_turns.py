@@ -11,12 +11,14 @@ import pytest
 from outrider.bench import spec_bench, workloads
 from outrider.bench.conversation import Prompt, Workload
 from outrider.bench.numbers import Run, by_question
-from outrider.bench.report import Report
+from outrider.bench.plan import Point
+from outrider.bench.report import Asked, Report
 from outrider.bench.runner import Plan, Runner
 from outrider.bench.turns import expand
 from outrider.config import SamplingParams
 from outrider.errors import BadInput
 from outrider.llm import LLM
+from tests.bench.reports import FAST, report, rows
 
 NAME = Path("shared/data/spec_bench.jsonl")
 SHARED = next((p / NAME for p in Path(__file__).parents[3:] if (p / NAME).is_file()), None)
@@ -109,6 +111,15 @@ def test_speed_is_a_mean_over_questions() -> None:
 
 def test_reports_without_its_questions_have_no_table() -> None:
     assert spec_bench.summary(Report((), (), (TALK,), {}, {})) == ()
+
+
+def test_lines_of_a_sweep_are_told_apart() -> None:
+    made = rows("qa", "guess", FAST, Point(0.0)), rows("qa", "guess", FAST, Point(1.0))
+    told = (Asked("qa", "spec_bench:question.jsonl", ("a", "b", "c")),)
+    lines = [(e.task, e.draft, e.conditions) for e in spec_bench.summary(report(*made, workloads=told)) if e.draft == "guess"]
+    assert lines == [(task, "guess", f"T = {t}, batch 1") for task in ("qa", "overall") for t in (0, 1)]
+    alone = spec_bench.summary(report(made[0], workloads=told))
+    assert {e.conditions for e in alone} == {""}
 
 
 @pytest.mark.parametrize(

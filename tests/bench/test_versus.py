@@ -99,6 +99,7 @@ def test_welch_on_a_known_example() -> None:
     assert math.log(ratio) == pytest.approx(3)
     assert (math.log(low), math.log(high)) == pytest.approx((3 - 12.706 * math.sqrt(4 / 3), 3 + 12.706 * math.sqrt(4 / 3)))
     assert welch([2, 2], [4, 4]) == pytest.approx((2, 2, 2))
+    assert all(math.isfinite(v) for v in welch([1e-300, 1.0], [1.0, 1e308]))  # absurd, but no reason to break
 
 
 # Files

@@ -205,12 +205,12 @@ def test_lives(grain: int) -> None:
 
 
 def test_lives_under_a_hash_that_always_collides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefix_module, "_key", lambda parent, tokens: bytes([len(tokens)]))
+    monkeypatch.setattr(prefix_module, "_key", lambda parent, tokens, group: bytes([len(tokens)]))
     run_state_machine_as_test(life_of(lambda: PagedCache(LAYERS, BLOCKS, SIZE)), settings=QUICK)
 
 
 def test_lives_under_a_hash_that_often_collides(monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(parent: Any, tokens: tuple[int, ...]) -> bytes:
+    def key(parent: Any, tokens: tuple[int, ...], group: Any) -> bytes:
         return bytes([(sum(tokens) + (parent.key[0] if parent else 0)) % 3])
 
     monkeypatch.setattr(prefix_module, "_key", key)
@@ -264,13 +264,13 @@ def test_a_life_finds_planted_bugs(bug: type[PagedCache]) -> None:
 def test_without_comparing_a_collision_gives_anothers_kv(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control for the two comparisons of a hit."""
 
-    def match(self: Any, key: bytes, tokens: tuple[int, ...], parent: Any) -> Any:
+    def match(self: Any, key: bytes, tokens: tuple[int, ...], group: Any, parent: Any) -> Any:
         entry = self._by_key.get(key)
         fits = entry is not None and (entry.tokens == tokens if what == "parent" else entry.parent is parent)
         return entry if fits else None
 
     monkeypatch.setattr(
-        prefix_module, "_key", lambda parent, tokens: bytes([parent is None, *(tokens if what == "parent" else ())])
+        prefix_module, "_key", lambda parent, tokens, group: bytes([parent is None, *(tokens if what == "parent" else ())])
     )
     monkeypatch.setattr(prefix_module.Prefixes, "_match", match)
     with pytest.raises(AssertionError):
@@ -297,6 +297,27 @@ def test_the_least_recently_used_goes_first_and_tails_before_heads() -> None:
     assert cache.reserve(c, 6)
     assert len(cache.find([1, 1, 2, 2], 4, 1)) == 1, "the tail of the older one is gone, its head is not"
     assert len(cache.find([5, 5, 6, 6], 4, 1)) == 2
+
+
+def test_every_group_has_chains_of_its_own() -> None:
+    cache = PagedCache(LAYERS, 12, SIZE)
+    tokens = [1, 1, 2, 2]
+    for number, group in enumerate([None, "a", "b"], 1):
+        own = request(number, tokens)
+        own.group = group
+        assert cache.find(tokens, 4, 1, group) == (), "what others wrote is not there"
+        assert cache.reserve(own, 4)
+        cache.publish(own, 4)
+    found = [cache.find(tokens, 4, 1, group) for group in (None, "a", "b")]
+    assert [len(f) for f in found] == [2, 2, 2] and len({b for f in found for b in f}) == 6
+    assert cache.find(tokens, 4, 1, "c") == ()
+
+
+def test_a_collision_does_not_lead_from_one_group_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_module, "_key", lambda parent, tokens, group: bytes([parent is None, *tokens]))
+    cache = PagedCache(LAYERS, 12, SIZE)
+    filled(cache, 1, [1, 1, 2, 2])
+    assert cache.find([1, 1, 2, 2], 4, 1) and cache.find([1, 1, 2, 2], 4, 1, "a") == ()
 
 
 def test_hits_are_rounded_down() -> None:

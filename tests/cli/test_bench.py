@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from outrider import registry
-from outrider.bench import words
+from outrider.bench import saved, versus, words
 from outrider.bench.numbers import Speedup
 from outrider.bench.runner import Runner
+from outrider.cli.bundle import Bundle
+from outrider.errors import BadInput
 from outrider.llm import LLM
 from tests.bench.reports import EVEN, FAST, report, rows
 from tests.models.tiny_gguf import Tiny
@@ -50,6 +52,13 @@ def test_json(run, small: list[str], tmp_path: Path) -> None:
     assert report["settings"]["repeats"] == 2 and len(report["workloads"][0]["sha256"]) == 2
     assert {"commit", "torch", "device", "dtype", "threads", "platform", "command", "date"} <= set(report["provenance"])
     assert "short: ngram" in result.stderr and "100% done" in result.stderr
+
+
+def test_a_trace_of_all_runs_by_workload(run, small: list[str], tmp_path: Path) -> None:
+    assert run(*small, "--draft", "ngram", "--repeats", "1", "--trace", str(tmp_path / "t.jsonl")).exit_code == 0
+    result = run("replay", str(tmp_path / "t.jsonl"), "--json")
+    found = json.loads(result.stdout)
+    assert set(found["drafters"]) == {"none", "ngram"} and found["labels"]["short"]["drafted"] > 0
 
 
 def test_a_table_for_people(run, small: list[str]) -> None:
@@ -146,6 +155,43 @@ def test_a_drafter_that_was_switched_off_is_said(run, small: list[str], tmp_path
     result = run(*small, "--draft", str(file))
     assert result.exit_code == 0, result.output
     assert "no guesses, switched off" in result.stdout and "its numbers are not the drafter's" in result.stdout
+
+
+def test_weights_of_a_drafter_are_told_apart(run, small: list[str], model: str, tmp_path: Path) -> None:
+    """`auto` may find another file tomorrow, and a path another model."""
+    draft = f"draft_model:path={model}"
+    assert run(*small, "--draft", draft, "--repeats", "1", "--output", str(tmp_path / "a")).exit_code == 0
+    found = saved.read(tmp_path / "a")
+    mine = found.provenance["drafters"][draft]
+    assert mine["path"] == model and mine["sampled_sha256"] == found.provenance["model"]["sampled_sha256"]
+    other = {**found.provenance, "drafters": {draft: {**mine, "sampled_sha256": "0"}}}
+    assert versus.compare(found, found).notes == ()
+    assert versus.compare(found, replace(found, provenance=other)).notes == (f"other weights of the drafter {draft}",)
+
+
+def test_names_that_no_encoding_can_write(run, small: list[str], tmp_path: Path) -> None:
+    """Linux allows file names that are not UTF-8; an hour of measuring must not end with one."""
+    odd = tmp_path / "odd\udcff.txt"
+    try:
+        odd.write_text("ab ab")
+    except (OSError, UnicodeError):
+        pytest.skip("no such names here")
+    result = run(*small, "--draft", "ngram", "--repeats", "1", "--workload", str(odd), "--output", str(tmp_path / "out"))
+    assert result.exit_code == 0, result.output
+    assert "odd\\udcff" in result.stdout and "odd\\udcff" in (tmp_path / "out" / "result.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("output", "html", "said"), [("x.json", "x.json", "both name"), ("", None, "need a path")])
+def test_files_that_would_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, html: str | None, said: str):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=said):
+        Bundle.of(output, html)
+
+
+def test_what_cannot_be_written_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # nothing is forbidden to root
+    with pytest.raises(BadInput, match="not writable"):
+        Bundle.of(str(tmp_path), None)
 
 
 def test_a_folder_with_numbers_and_page(run, small: list[str], tmp_path: Path) -> None:

@@ -86,3 +86,24 @@ def test_models_without_the_embedded_one(run, model: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(embedded, "find", missing)
     result = run("models")
     assert result.exit_code == 0 and "pip install x" in result.stdout.replace("\n", " ")
+
+
+def test_a_short_run_explains_acceptance(run, model: str, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("one two one two one two\n\na b c a b c a b c\n")
+    short = ["--workload", str(tmp_path / "short.txt"), "--max-tokens", "24", "--temperature", "1", "--json"]
+    result = run("doctor", "--model", model, "--draft", f"draft_model:path={model},layers=1", *short)
+    assert result.exit_code in (0, 1), result.output
+    found = {name: f for (topic, name), f in findings(result).items() if topic == "acceptance"}
+    assert {"tokenizer", "chat template", "numbers", "context", "context length", "depth, texts", "temperature"} <= set(found)
+    assert "of the guesses right" in found[f"domain: {tmp_path / 'short.txt'}"]["value"]
+
+
+def test_a_result_is_explained(run, model: str, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("one two one two one two\n\na b c a b c a b c\n")
+    ask = ["--workload", str(tmp_path / "short.txt"), "--max-tokens", "100", "--repeats", "1", "--depth", "2"]
+    out = tmp_path / "bench.json"
+    assert run("bench", "--model", model, "--draft", "synthetic:rate=1", *ask, "--output", str(out)).exit_code == 0
+    result = run("doctor", "--from", str(out))
+    assert result.exit_code == 1 and "the depth cuts off good guesses" in result.stdout
+    assert run("doctor", "--from", str(out), "--draft", "ngram").exit_code == 2
+    assert run("doctor", "--from", str(tmp_path / "none.json")).exit_code == 2

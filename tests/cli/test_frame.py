@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from outrider.cli.guard import TALKATIVE, guarded
-from outrider.cli.options import DEFAULT_MODEL
+from outrider.cli.options import DEFAULT_MODEL, TRACE_MIB
 
 COMMANDS = ("generate", "chat", "demo", "audit", "doctor", "models", "version")
 
@@ -67,8 +67,9 @@ def test_a_reader_that_went_away_makes_no_noise():
 
 def test_the_default_model_is_the_engines():
     from outrider.models.weights import DEFAULT_MODEL as engines
+    from outrider.watch.trace import SIZE
 
-    assert engines == DEFAULT_MODEL
+    assert (engines, SIZE) == (DEFAULT_MODEL, TRACE_MIB)
 
 
 @pytest.mark.parametrize(("debug", "said"), [(False, ""), (True, "an extension is missing")])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from outrider.errors import BadInput, BadWeights, OutOfMemory, OutriderWarning
-from tests.cli.conftest import Round
+from tests.cli.conftest import Round, summary
 
 STATS = {
     "tokens", "rounds", "drafted", "accepted", "tokens_per_round", "acceptance_rate", "acceptance_by_position",
     "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "drafter", "accept", "lossless", "controller",
+    "speedup", "losing",
 }  # fmt: skip
 
 
@@ -45,13 +47,15 @@ def test_every_option_reaches_its_place(run, script):
         "--model m.gguf --draft ngram:max=5 --control adaptive --accept rejection --device cpu --dtype float32 --quantize int8 "
         "--max-model-len 99 --max-tokens 9 "
         "--min-tokens 2 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --seed 3 --stop A --stop B --repetition-penalty 1.1 "
-        "--frequency-penalty 0.2 --presence-penalty 0.3 --logit-bias 5=1.5 --logit-bias 7=-2 --bad-word ugly --ignore-eos --raw"
+        "--frequency-penalty 0.2 --presence-penalty 0.3 --logit-bias 5=1.5 --logit-bias 7=-2 --bad-word ugly --ignore-eos --raw "
+        "--trace t.jsonl --trace-text --trace-mib 2"
     )
     assert run("generate", "hi", *options.split()).exit_code == 0
     assert script.loaded == {
         "model": "m.gguf", "draft": "ngram:max=5", "prefix_cache": True, "kv_tokens": None,
         "control": "adaptive", "accept": "rejection", "device": "cpu",
         "dtype": "float32", "quantize": "int8", "max_model_len": 99,
+        "trace": "t.jsonl", "trace_text": True, "trace_mib": 2.0,
     }  # fmt: skip
     [(prompt, params)] = script.asked
     assert prompt == "hi"
@@ -113,6 +117,12 @@ def test_json_is_one_object_with_the_promised_fields(run, script):
     assert found["lossless"] is True
     assert found["stats"]["acceptance_by_position"] == [0.75]
     assert "note:" in result.stderr
+
+
+def test_losing_is_said(run, script):
+    script.result = {"stats": replace(summary(6, 3), speedup=0.91, losing=True)}
+    assert "LOSING: 0.91 times" in run("generate", "hi").stderr
+    assert json.loads(run("generate", "hi", "--json").stdout)["stats"]["losing"] is True
 
 
 def test_json_says_lossy(run, script):

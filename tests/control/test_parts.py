@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.bench.simulate import Asks, Clock
+from outrider.bench.simulate import Asks, Clock, Simulation, code_then_poetry
 from outrider.config import SamplingParams
 from outrider.control import CONTROLLERS, Fixed, Goodput, calibrate, check, make
 from outrider.control.costs import OLD, WINDOW, Costs, Curve, bucket, grain, robust
@@ -357,3 +357,23 @@ def test_calibration_is_bounded() -> None:
     ticks = itertools.count(0, 0.1)
     goodput = Goodput(Asks(4, 4))
     assert 0 < calibrate(tiny.World().target, goodput, seconds=1.0, clock=lambda: next(ticks)) <= 4
+
+
+def test_a_stall_while_planning_does_not_put_off_the_plans_to_come() -> None:
+    """Plans take 0.1 ms, one takes 100 ms: the next one is made soon all the same."""
+    now, planned = [0.0], list[int]()
+    thinking = iter([1e-4] * 5 + [0.1] + [1e-4] * 1000)
+
+    class Slow(Goodput):
+        def _measure(self, *given: object) -> Load:
+            now[0] += next(thinking)
+            planned.append(len(run.rounds))
+            return super()._measure(*given)  # type: ignore[arg-type]
+
+    controller = Slow(Asks(4, 4), lambda: now[0])  # type: ignore[arg-type]
+    run = Simulation(code_then_poetry(1000), controller, Clock(), seed=1)
+    for _ in range(300):
+        now[0] += 0.02
+        run.run(1)
+    stalled = planned[5]
+    assert planned[6] - stalled <= 12

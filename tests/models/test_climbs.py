@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
 from outrider.bench import tiny
 from outrider.config import SamplingParams
 from outrider.errors import OutriderWarning

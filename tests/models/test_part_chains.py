@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+pytest.importorskip("triton")
 from outrider import registry
 from outrider.types import Batch, Budget, Proposal
 

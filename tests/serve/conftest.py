@@ -16,7 +16,9 @@ from outrider import LLM
 from outrider.serve.server import Server, open_house
 from outrider.serve.settings import Settings
 
-from ..models.tiny_gguf import Tiny
+from ..small import load, model
+
+__all__ = ["load", "model"]
 
 NAME = "tiny"
 KEY = "sk-test-0"
@@ -59,23 +61,6 @@ class Running:
                 return
             time.sleep(0.01)
         raise AssertionError(f"open {self.server.worker.open}, free {cache.free()} of {cache.capacity}")
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("served")
-    Tiny().write(folder / "tiny.gguf")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
-        yield str(folder / "tiny.gguf")
-
-
-@pytest.fixture(scope="session")
-def load(model: str) -> Callable[..., LLM]:
-    def make(**options: Any) -> LLM:
-        return LLM(model, **{"draft": "ngram:min=1,depth=4", "control": "fixed", "dtype": "float64", **options})
-
-    return make
 
 
 @pytest.fixture(scope="session")

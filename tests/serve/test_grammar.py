@@ -110,6 +110,10 @@ def test_through_the_client(server: Running) -> None:
         {"type": "regex"},
         {"type": "grammar", "grammar": "start: nothing"},
         {"type": "grammar", "grammar": "%%%"},
+        {"type": "grammar", "grammar": "start: start"},
+        {"type": "json_schema", "json_schema": {"schema": False}},
+        {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}},
+        {"type": "json_schema", "json_schema": {"schema": {"allOf": [{"type": "string"}, {"type": "null"}]}}},
     ],
 )
 def test_bad_forms(server: Running, form: dict[str, Any]) -> None:
@@ -134,12 +138,39 @@ def test_the_mask_is_a_function_of_the_path(library: LLM) -> None:
         assert allowed(one, *path) == want[path] == allowed(grammars.processor(source, 2), *path)
         assert len(allowed(one, *path, x)) == 266, "a path that is ruled out is left alone"
     far = (a, *[b] * 60)
-    assert allowed(one, *far) == allowed(one, a, c) == {b, c, d} and len(one._tracks) == 2
+    assert allowed(one, *far) == allowed(one, a, c) == {b, c, d} and len(one._form._tracks) == 2
 
 
 def test_paths_that_begin_alike() -> None:
     for one, other, n in [((), (1,), 0), ((1, 2, 3), (1, 2, 3), 3), ((1, 2, 3, 4), (1, 2, 9, 4, 5), 2), ((5,) * 9, (5,) * 4, 4)]:
         assert _shared(one, other) == _shared(other, one) == n
+
+
+def test_a_guess_that_is_too_complex_does_not_harm_the_text(library: LLM) -> None:
+    """An automaton that failed on one path knows the others as before; failing is no end of the text."""
+    many = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(700)}, "additionalProperties": False}
+    grammars, scores = Grammars(library.tokenizer), torch.zeros(266)
+    made = grammars.processor(grammars.compile("json_schema", {"anyOf": [{"const": 5}, many]}), 0)
+    brace, five = (tuple(library.tokenizer.encode(t, special=False)) for t in ("{", "5"))
+    want = [(made(path, scores.clone()) == 0).tolist() for path in ((), five)]
+    assert sum(want[0]) == 2
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="grammar failed"):
+            made(brace, scores.clone())
+        assert [(made(path, scores.clone()) == 0).tolist() for path in ((), five)] == want
+
+
+def test_schemas_of_awkward_kinds(server: Running) -> None:
+    node = {"type": "object", "properties": {"c": {"type": "array", "items": {"$ref": "#"}}}, "additionalProperties": False}
+    odd = {"enum": ["\u65e5\u672c\u8a9e", "e\u0301", '"\\/', "\U0001f642"]}
+    empty = {"type": "object", "properties": {}, "additionalProperties": False}
+    for schema in (True, node, odd, empty, {"enum": [f"value {i}" for i in range(3000)]}):
+        body = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}, "max_tokens": 40, "seed": 3}
+        plain, fast = (server.complete("{", **body, speculation=how) for how in ({"draft": "none"}, {}))
+        assert plain["choices"] == fast["choices"]
+        if plain["choices"][0]["finish_reason"] == "stop":
+            value = json.loads(plain["choices"][0]["text"])
+            assert schema is True or value in schema.get("enum", [value])
 
 
 def test_library(library: LLM) -> None:

@@ -18,6 +18,7 @@ from outrider.serve import server as server_module
 from outrider.serve.edge import parse
 from outrider.serve.faults import Fault
 from outrider.serve.schema import ChatRequest, CompletionRequest
+from outrider.serve.settings import Settings
 
 from .conftest import KEY, Running, running
 
@@ -125,15 +126,18 @@ def test_the_log_holds_no_words_of_clients(server: Running, caplog: pytest.LogCa
         fails(server.post(TEXT, {"prompt": "secret", "response_format": form}), 400, "(secret")
         fails(server.post(TEXT, {"prompt": "secret", "logit_bias": {"secret": 1}}), 400, "secret")
         server.complete("secret")
+    deadline = time.monotonic() + 10  # a line is written after its answer was sent
+    while len(caplog.records) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
     found = [getattr(record, "fields", {}) for record in caplog.records]
     assert [line["status"] for line in found] == [400, 400, 200] and "secret" not in str(found)
 
 
 def test_bodies_that_are_too_large(server: Running) -> None:
     large = b'{"prompt": "' + b"x" * (50 * 2**20) + b'"}'
-    fails(server.client.post(TEXT, content=large, headers=TYPE), 413, "4 MiB")
+    fails(server.client.post(TEXT, content=large, headers=TYPE), 413, "0.254 MiB")
     pieces = (large[i : i + 2**20] for i in range(0, len(large), 2**20))  # no Content-Length
-    fails(server.client.post(TEXT, content=pieces, headers=TYPE), 413, "4 MiB")
+    fails(server.client.post(TEXT, content=pieces, headers=TYPE), 413, "0.254 MiB")
     assert server.complete()["choices"]
 
 
@@ -152,7 +156,29 @@ def test_keys(load: Callable[..., LLM]) -> None:
         server.llm.engine.sinks.append(lambda event: seen.update(item.request.group for item in event.committed))
         for key in (KEY, "other"):
             assert server.post(TEXT, body, headers={"authorization": f"Bearer {key}"}).status_code == 200
-        assert len(seen) == 2 and None not in seen, "each key has a group of its own, which drafters keep apart"
+        assert len(seen) == 2 and None not in seen, "each key has a group of its own, which drafters and KV memory keep apart"
+
+
+@pytest.mark.parametrize(("share", "hits"), [(False, 1), (True, 2)])
+def test_keys_share_prompts_only_if_told_to(
+    load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch, share: bool, hits: int
+) -> None:
+    monkeypatch.setattr("outrider.scheduler.CHUNK", 64)
+    monkeypatch.setattr("outrider.loading.CHUNK", 64)
+    llm = load(draft="suffix", kv_tokens=1024)
+    with running(llm, api_keys=(KEY, "other"), share=share) as server:
+        assert llm.engine.drafter.drafter.config.isolate is not share  # type: ignore[attr-defined]
+        body = {"prompt": [5 + i % 90 for i in range(100)], "max_tokens": 6, "seed": 1}
+        texts = {
+            server.post(TEXT, body, headers={"authorization": f"Bearer {key}"}).json()["choices"][0]["text"]
+            for key in (KEY, "other", KEY)
+        }
+        assert len(texts) == 1 and llm.engine.scheduler.hits == hits
+
+
+def test_the_limit_on_bodies_follows_the_context() -> None:
+    assert Settings().fitted(8192).bytes == 2**19 and Settings().fitted(128).bytes == 2**18 + 4096
+    assert Settings(max_body=2.0).fitted(8192).bytes == 2**21
 
 
 def test_limits_and_origins(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def test_flags_come_before_the_environment_and_that_before_the_file(tmp_path: Pa
     chosen = settings(merged(flags, environment, from_file(str(file))))
     assert (chosen.port, chosen.max_queue, chosen.max_running) == (3, 2, 1)
     assert chosen.api_keys == ("a", "b") and chosen.log_prompts and chosen.cors_origins == ()
-    assert chosen.limit == 3 and chosen.bytes == 4 * 2**20
+    assert chosen.limit == 3 and chosen.max_body is None and chosen.bytes == 2**20
     assert from_environment(KINDS, {"OUTRIDER_API_KEYS": "x, y,"}) == {"api_keys": ("x", "y")}
     assert from_environment(KINDS, {"OUTRIDER_API_KEY": "x"}) == {"api_keys": ("x",)}, "a key that is not read opens the door"
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,24 @@ def test_a_full_house_sends_people_away(load: Callable[..., LLM]) -> None:
         refused = next(r for r in found if r.status_code == 429)
         assert 1 <= int(refused.headers["retry-after"]) <= 60 and refused.json()["error"]["code"] == "queue_full"
         assert len({r.json()["choices"][0]["text"] for r in found if r.status_code == 200}) == 1
+        server.at_rest()
+
+
+def test_those_who_are_made_ready_count_as_waiting(load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms that take long to make: no more of them than there are places, and whoever wants none is not held up."""
+    go = threading.Event()
+    with running(load(), max_running=2, max_queue=1) as server, ThreadPoolExecutor(2) as pool:
+        make = server.server.house.grammars.compile
+        monkeypatch.setattr(server.server.house.grammars, "compile", lambda *form: go.wait(20) and make(*form))
+        body = {"prompt": "x", "max_tokens": 4, "response_format": {"type": "regex", "regex": "ab"}}
+        slow = [pool.submit(server.post, "/v1/completions", body) for _ in range(2)]
+        end = time.monotonic() + 10
+        while server.server.house._coming < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert server.post("/v1/completions", {**body, "n": 2}).status_code == 429
+        server.complete("hello", max_tokens=2)
+        go.set()
+        assert [f.result().json()["choices"][0]["text"] for f in slow] == ["ab", "ab"]
         server.at_rest()
 
 
@@ -297,6 +316,8 @@ def test_the_load_test(server: Running) -> None:
     figures = module.summary(found, seconds)
     assert figures["errors"] == figures["differences"] == 0 and figures["compared"] == 10
     assert figures["answers"] + figures["left"] == 80 and figures["left"] > 0
+    assert module.growth([100.0] * 8) == 0 and module.growth([1.0]) is None
+    assert module.growth([50, 90, 100, 100, 100, 100, 110, 110, 110, 110, 110, 110]) == pytest.approx(0.1)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .. import metrics
+from ..plan.costs import Samples
 from ..results import Result
 from ..types import Stats, StepEvent
 from .latency import Times
@@ -27,9 +28,9 @@ GAIN, LOSS, UNCLEAR = "gains", "loses", "unclear"
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One pass over a workload. Seconds of wall clock, on the host: on a GPU, drafting and verifying count what it takes to
-    launch them, and the wait for the device is in the rest. `open`: requests came by themselves, so that the machine was at times
-    without work."""
+    """One pass over a workload. Seconds of wall clock, on the host. On a GPU drafting counts what its launch takes, verifying
+    the device's time where passes are captured (else their launch), and the wait for the device is in the rest. `open`: requests
+    came by themselves, so that the machine was at times without work."""
 
     open: bool = False
     results: list[Result] = field(default_factory=list)
@@ -39,6 +40,8 @@ class Run:
     verify_seconds: float = 0.0
     times: Times = field(default_factory=Times)
     usage: Usage = field(default_factory=Usage)
+    costs: Samples = field(default_factory=Samples)
+    _last: float | None = None
 
     def hear(self, event: StepEvent) -> None:
         """Take in a round (a `Sink`)."""
@@ -46,7 +49,23 @@ class Run:
         self.verify_seconds += event.verify_seconds
         for item in event.committed:
             metrics.add(self.stats, item)
-        self.times.hear(event, time.perf_counter())
+        now = time.perf_counter()
+        self.times.hear(event, now)
+        self._price(event, now)
+
+    def _price(self, event: StepEvent, now: float) -> None:
+        """Note what a round's parts took, by its deepest guess. Rounds that read prompts are left out. Being asked and staying
+        silent is a price of drafting, and the rest of such a round is not that of a plain one, which may be launched ahead."""
+        last, self._last = self._last, None if event.prefill else now
+        if event.prefill or last is None or not any(item.tokens for item in event.committed):
+            return
+        batch, depth = len(event.committed), max((len(item.offered_at) for item in event.committed), default=0)
+        asked = any(event.depths)
+        self.costs.add("verify", batch, event.rows, event.verify_seconds)
+        if asked:
+            self.costs.add("draft", batch, depth, event.draft_seconds)
+        if depth or not asked:
+            self.costs.add("other", batch, depth, now - last - event.verify_seconds - event.draft_seconds)
 
     @property
     def speed(self) -> float:

@@ -154,4 +154,6 @@ def _flat(found: Any) -> dict[str, Any]:
 def _said(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_said(v) for v in value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_said(v)}" for k, v in value.items())
     return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

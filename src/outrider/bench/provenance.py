@@ -29,7 +29,7 @@ def provenance(llm: LLM, model: str, command: Sequence[str] | None = None) -> di
     process's own."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": list(sys.argv if command is None else command),
+        "command": _shown(sys.argv) if command is None else list(command),
         "commit": commit(),
         **{name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
@@ -42,6 +42,12 @@ def provenance(llm: LLM, model: str, command: Sequence[str] | None = None) -> di
         "model": {"name": llm.name, **weights_file(model)},
         **fingerprint(llm),
     }
+
+
+def _shown(words: Sequence[str]) -> list[str]:
+    """A command line without the directory that its program lies in, which is nobody's business."""
+    name = Path(words[0]).name if words else ""
+    return ["outrider" if name == "__main__.py" else name, *words[1:]]
 
 
 def version(package: str) -> str | None:

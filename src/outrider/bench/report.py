@@ -6,9 +6,10 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..plan.costs import merged
 from . import spec_bench
 from .latency import Latency, latency
 from .numbers import LOSS, Run, Speedup, by_question, together
@@ -32,7 +33,9 @@ class Row:
     `plain_tokens_per_second` and `speedup` (None for plain decoding itself) are of the plain runs beside these. `synthetic`: the
     answers were known beforehand, so this is no real drafter. `paces` are what the speed-ups compare, run by run (`Run.pace`);
     `joules` are None where the card does not count them. `note`: what else must be known. `question_speed` and
-    `plain_question_speed` are means over the `questions` conversations (see `numbers.by_question`)."""
+    `plain_question_speed` are means over the `questions` conversations (see `numbers.by_question`). `offered_by_position`: share
+    of the rounds that had such a guess; `costs`: seconds of a round's parts, drafted and plain, by batch and size
+    (`plan/costs`)."""
 
     workload: str
     draft: str
@@ -72,6 +75,8 @@ class Row:
     questions: int = 0
     question_speed: float = 0.0
     plain_question_speed: float = 0.0
+    offered_by_position: tuple[float, ...] = ()
+    costs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def point(self) -> Point:
@@ -226,6 +231,8 @@ def row(workload: Workload, who: Name, runs: Sequence[Run], plain: Sequence[Run]
         questions=len(set(workload.questions)),
         question_speed=by_question(runs, workload.questions),
         plain_question_speed=by_question(plain, workload.questions),
+        offered_by_position=tuple(n / max(1, stats.rounds) for n in stats.offered_at),
+        costs=merged(r.costs for r in (*runs, *(() if runs is plain else plain))).table(asked=False).as_json(),
     )
 
 

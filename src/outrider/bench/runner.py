@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..config import MAX_LABEL
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..models.target import ModelTarget
@@ -24,6 +25,7 @@ from ..results import Result
 from . import compare, traffic, turns
 from .numbers import Run
 from .plan import PLAIN, Plan, Point
+from .provenance import weights_file
 from .report import Asked, Divergence, Name, Report, Row, row
 from .usage import Gauge
 from .workloads import Workload
@@ -65,6 +67,7 @@ class Runner:
     _workloads: list[Workload] = field(default_factory=list)
     _reference: list[Result] = field(default_factory=list)
     _open: list[Cell] = field(default_factory=list)
+    _drafters: dict[str, dict[str, Any]] = field(default_factory=dict)
     _done: int = 0
     _gauge: Gauge = field(init=False)
 
@@ -80,6 +83,7 @@ class Runner:
             self._encoded(workload)
         for draft in dict.fromkeys(draft for draft, _ in self.plan.arms):
             self.llm.switch(draft, control=self.plan.control)
+        self.provenance["drafters"] = self._drafters
         self.provenance["prompts"] = {w.name: w.sha256 for w in self._workloads}
         for workload in self._workloads:
             for point in self.plan.points:
@@ -174,6 +178,7 @@ class Runner:
     def _answer(self, cell: Cell, group: list[list[int]], run: Run) -> list[Result]:
         """Answers to prompts that are asked together, or one by one as they come."""
         params, rate = self.plan.params(cell.point, cell.who.depth), cell.point.rate
+        params = dataclasses.replace(params, label=_label(cell.workload.name))
         if rate is None:
             return self.llm.generate(group, params)
         at = traffic.arrivals(len(group), rate, self.plan.seed)
@@ -186,6 +191,9 @@ class Runner:
             self.llm.switch(draft, control=self.plan.control)
         drafter = self.llm.engine.drafter.drafter
         cell.who = dataclasses.replace(cell.who, drafter=drafter.name, synthetic=isinstance(drafter, Replayer))
+        path = getattr(getattr(drafter, "config", None), "path", None)
+        if path and draft not in self._drafters:
+            self._drafters[draft] = {"path": str(path), **weights_file(str(path))}
         if isinstance(drafter, Replayer):
             for result in self._reference:
                 drafter.record(result.prompt_token_ids, self.plan.params(cell.point), result.token_ids)
@@ -239,6 +247,11 @@ class Runner:
         where = dataclasses.asdict(cell.point) | {"depth": cell.who.depth}
         name, draft = cell.workload.name, cell.who.draft
         return Divergence(name, draft, prompt + 1, at, ours, theirs, judged.near_tie, judged.gap, **where)
+
+
+def _label(name: str) -> str | None:
+    """A workload's name as a label of its requests."""
+    return "".join(c for c in name if c.isprintable())[:MAX_LABEL].strip() or None
 
 
 def _groups(prompts: Sequence[list[int]], size: int) -> Iterator[list[list[int]]]:

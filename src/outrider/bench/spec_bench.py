@@ -25,7 +25,8 @@ TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "ra
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A drafter on a task, or on all of them together (`overall`). `speedup` is None for plain decoding itself."""
+    """A drafter on a task, or on all of them together (`overall`). `speedup` is None for plain decoding itself; `conditions`:
+    where a sweep has several."""
 
     task: str
     draft: str
@@ -34,6 +35,7 @@ class Line:
     tokens_per_second: float
     plain_tokens_per_second: float
     speedup: float | None
+    conditions: str = ""
 
 
 def read(path: Path) -> tuple[Workload, ...]:
@@ -65,17 +67,19 @@ def summary(report: Report) -> tuple[Line, ...]:
     rows = [row for row in report.rows if row.workload in ours]
     cells = dict.fromkeys(_cell(row) for row in rows)
     every = [("overall", [row for row in rows if _cell(row) == cell]) for cell in cells]
-    return tuple(_line(task, group) for task, group in ([(row.workload, [row]) for row in rows] + every))
+    several = len({row.point for row in rows}) > 1
+    return tuple(_line(task, group, several) for task, group in ([(row.workload, [row]) for row in rows] + every))
 
 
 def _cell(row: Row) -> tuple[object, ...]:
     return row.draft, row.temperature, row.batch, row.rate, row.depth
 
 
-def _line(task: str, rows: Sequence[Row]) -> Line:
+def _line(task: str, rows: Sequence[Row], several: bool) -> Line:
     questions, rounds = sum(r.questions for r in rows), sum(r.rounds for r in rows)
     speed = sum(r.questions * r.question_speed for r in rows) / questions
     plain = sum(r.questions * r.plain_question_speed for r in rows) / questions
     ratio = None if rows[0].speedup is None or not plain else speed / plain
     tokens = sum(r.tokens for r in rows) / rounds if rounds else 0.0
-    return Line(task, rows[0].label if rows[0].depth is not None else rows[0].draft, questions, tokens, speed, plain, ratio)
+    name, conditions = rows[0].label if rows[0].depth is not None else rows[0].draft, str(rows[0].point) if several else ""
+    return Line(task, name, questions, tokens, speed, plain, ratio, conditions)

@@ -49,7 +49,7 @@ class Gauge:
     device: torch.device
     energy: Callable[[], float] | None = None
     energy_note: str = ""
-    _begun: float = field(default=0.0)
+    _begun: float | None = field(default=None)
 
     @classmethod
     def on(cls, device: torch.device) -> Gauge:
@@ -67,13 +67,21 @@ class Gauge:
             RESET.write_text("5")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        self._begun = self.energy() if self.energy is not None else 0.0
+        self._begun = self._joules()
 
     def stop(self) -> Usage:
         """Since `start`."""
-        joules = self.energy() - self._begun if self.energy is not None else None
+        begun, now = self._begun, self._joules()
+        joules = None if begun is None or now is None else now - begun
         card = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
         return Usage(peak_memory(), card, joules)
+
+    def _joules(self) -> float | None:
+        """The counter, None where there is none or where it fails: no reason to lose a measurement."""
+        try:
+            return self.energy() if self.energy is not None else None
+        except RuntimeError:
+            return None
 
 
 def peak_memory() -> int | None:

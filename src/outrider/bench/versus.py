@@ -23,6 +23,8 @@ MODEL = ("model", "dtype", "quantize")
 SETTINGS = ("max_tokens", "seed", "control")
 MUST_AGREE = (*MACHINE, *SOFTWARE, *MODEL, *SETTINGS, "prompts")
 """What makes two results comparable, by the names under which a user may ask to ignore it."""
+WIDEST = 700.0
+"""Logarithm of the largest ratio that is still a number."""
 BY: dict[str, Callable[[Row], Sequence[float]]] = {
     "speed": lambda row: row.paces,
     "speedup": lambda row: row.speedup.pairs if row.speedup is not None else (),
@@ -129,8 +131,14 @@ def notes(a: Report, b: Report, ignore: Collection[str]) -> tuple[str, ...]:
         ours, theirs = (r.provenance.get(name) for r in (a, b))
         if ours != theirs:
             said.append(f"{name}: {ours}, then {theirs}")
+    ours, theirs = (r.provenance.get("drafters") or {} for r in (a, b))
+    said += [f"other weights of the drafter {d}" for d in ours if d in theirs and _weights(ours[d]) != _weights(theirs[d])]
     said += [f"the {which} result has answers that differ from plain decoding" for which, r in _both(a, b) if not r.ok]
     return tuple(said + [f"the {which} result was interrupted" for which, r in _both(a, b) if r.interrupted])
+
+
+def _weights(found: Any) -> Any:
+    return found.get("sampled_sha256") if isinstance(found, dict) else found
 
 
 def _both(a: Report, b: Report) -> tuple[tuple[str, Report], ...]:
@@ -158,9 +166,10 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float | None, 
     x, y = ([math.log(v) for v in values] for values in (a, b))
     middle = statistics.fmean(y) - statistics.fmean(x)
     if len(x) < 2 or len(y) < 2:
-        return math.exp(middle), None, None
+        return math.exp(min(middle, WIDEST)), None, None
     parts = [(statistics.variance(values) / len(values), len(values) - 1) for values in (x, y)]
     total = sum(v for v, _ in parts)
     freedom = total**2 / sum(v**2 / n for v, n in parts) if total > 0 else math.inf
     half = student(max(1, int(min(freedom, 1e6)))) * math.sqrt(total)
-    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
+    middle, low, high = (math.exp(min(v, WIDEST)) for v in (middle, middle - half, middle + half))
+    return middle, low, high

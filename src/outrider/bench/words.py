@@ -12,6 +12,8 @@ from .report import Divergence, Report, Row
 
 FEW_RIGHT, MUCH_DRAFTING = 0.3, 0.2
 """Below this share of right guesses, above this share of the time, they are named as the reason of a loss."""
+ALIKE = (0.9, 1.1)
+"""Speed-ups between these that noise explains are no difference; beyond them it takes more runs to tell."""
 FEW = 6
 """As many doubtful cases are named."""
 
@@ -26,7 +28,8 @@ class Headline:
 
 
 def headline(report: Report) -> Headline:
-    """Of the best real drafter over all workloads, under the first conditions that were measured."""
+    """Of the best real drafter over all workloads, under the first conditions that were measured. One that gains beyond noise
+    goes before one that only seems to gain more."""
     compared = [r for r in report.rows if r.speedup is not None and not r.synthetic]
     if not report.ok:
         wrong = sum(r.compared - r.equal for r in report.rows)
@@ -37,14 +40,17 @@ def headline(report: Report) -> Headline:
         return Headline("No drafter was compared with plain decoding", "Name one with --draft.", None)
     compared = [r for r in compared if r.point == compared[0].point]
     groups = [[r for r in compared if r.label == label] for label in dict.fromkeys(r.label for r in compared)]
-    best = max(groups, key=lambda rows: average(rows).median)
+    best = max(groups, key=lambda rows: (average(rows).verdict == GAIN, average(rows).median))
     found, one = average(best), best[0]
-    name = one.drafter + ("" if one.depth is None else f" at depth {one.depth}")
+    alone = len({r.draft for r in compared if r.drafter == one.drafter}) == 1
+    name = (one.drafter if alone else one.draft) + ("" if one.depth is None else f" at depth {one.depth}")
     text = {
         GAIN: f"{name} answers {times(found.median)} as fast",
         LOSS: f"{name} answers at {times(found.median)} the plain speed",
         UNCLEAR: f"{name} makes no difference beyond noise ({times(found.median)})",
     }[found.verdict]
+    if found.verdict == UNCLEAR and not ALIKE[0] < found.median < ALIKE[1]:
+        text = f"{name} answered {times(found.median)} as fast, but the runs differ too much to be sure"
     if found.low is None and found.verdict == UNCLEAR:
         text = f"{name} answered {times(found.median)} as fast in the one pair of runs"
     return Headline(f"{text}, same text", f"{_reach(best)}; {one.point.words}.", found.verdict)
@@ -95,7 +101,21 @@ def losses(report: Report) -> list[str]:
         more = f", and {len(named) - FEW} more" if len(named) > FEW else ""
         lines.append(f"Perhaps slower, but not beyond noise: {', '.join(named[:FEW])}{more}.")
     if any(r.speedup is not None for r in report.rows) and not report.losses:
-        lines.insert(0, "No drafter was slower than plain decoding beyond doubt.")
+        lines[:0] = _together(report) or ["No drafter was slower than plain decoding beyond doubt."]
+    return lines
+
+
+def _together(report: Report) -> list[str]:
+    """What loses on average although no kind of text shows it alone."""
+    rows = [r for r in report.rows if r.speedup is not None]
+    lines = []
+    for point, label in dict.fromkeys((r.point, r.label) for r in rows):
+        mine = [r for r in rows if (r.point, r.label) == (point, label)]
+        found = average(mine)
+        if found.verdict == LOSS and len(mine) > 1:
+            at = f" ({point})" if len({r.point for r in rows}) > 1 else ""
+            speed = f"{found.median:.2f} times the plain speed {interval(found)}"
+            lines.append(f"Over all {len(mine)} kinds of text together{at}, {label} is slower: {speed}; no kind shows it alone.")
     return lines
 
 

@@ -91,10 +91,10 @@ class PagedCache(Pool):
         """Tokens whose KV could be shared now."""
         return len(self._prefixes) * self.block_size
 
-    def find(self, tokens: Sequence[int], most: int, grain: int) -> tuple[int, ...]:
+    def find(self, tokens: Sequence[int], most: int, grain: int, group: str | None = None) -> tuple[int, ...]:
         """See `Pool.find`; in whole blocks, so a multiple of both."""
         step = math.lcm(grain, self.block_size)
-        blocks = self._prefixes.find(tokens, most // step * step)
+        blocks = self._prefixes.find(tokens, most // step * step, group)
         return blocks[: len(blocks) * self.block_size // step * step // self.block_size]
 
     def head(self, request: Request, length: int) -> tuple[int, ...]:
@@ -115,7 +115,7 @@ class PagedCache(Pool):
 
     def publish(self, request: Request, length: int) -> None:
         """See `Pool.publish`."""
-        self._free(self._prefixes.add(request.id, self.blocks(request), request.tokens, length))
+        self._free(self._prefixes.add(request, self.blocks(request), length))
 
     def forget(self) -> None:
         """See `Pool.forget`."""

@@ -181,8 +181,8 @@ class Pool:
 
     # Sharing. A cache that cannot share finds nothing, and so is never asked to adopt anything.
 
-    def find(self, tokens: Sequence[int], most: int, grain: int) -> tuple[int, ...]:
-        """Blocks that hold the beginning of `tokens`: at most `most` tokens of it, and a multiple of `grain`."""
+    def find(self, tokens: Sequence[int], most: int, grain: int, group: str | None = None) -> tuple[int, ...]:
+        """Blocks of requests of a group that hold the beginning of `tokens`: at most `most` of it, and a multiple of `grain`."""
         return ()
 
     def head(self, request: Request, length: int) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 A block is found by a chain of hashes: of its parent's key and its own tokens (as in vLLM's prefix caching, Kwon et al. 2023).
 A hash only leads to a candidate; its tokens are compared, and its parent must be the very entry that was matched before it, so
-no collision can give a request another's KV. Blocks that nobody owns stay in the order of their last use until room is needed.
+no collision can give a request another's KV. Every group has chains of its own: what one has asked, another cannot find out by
+how fast an answer comes. Blocks that nobody owns stay in the order of their last use until room is needed.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from ..types import Request
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A finished block: what it holds, and the entry of the block before it (None for the first)."""
+    """A finished block: what it holds, for which group, and the entry of the block before it (None for the first)."""
 
     key: bytes
     block: int
     tokens: tuple[int, ...]
+    group: str | None
     parent: Entry | None
 
 
@@ -40,32 +44,33 @@ class Prefixes:
     def __len__(self) -> int:
         return len(self._by_block)
 
-    def find(self, tokens: Sequence[int], most: int) -> tuple[int, ...]:
-        """Blocks of the longest known beginning of `tokens`, of at most `most` tokens."""
+    def find(self, tokens: Sequence[int], most: int, group: str | None = None) -> tuple[int, ...]:
+        """Blocks of the longest beginning of `tokens` that is known to a group, of at most `most` tokens."""
         found: list[int] = []
         parent: Entry | None = None
         for start in range(0, most - self.size + 1, self.size):
             own = tuple(tokens[start : start + self.size])
-            entry = self._match(_key(parent, own), own, parent)
+            entry = self._match(_key(parent, own, group), own, group, parent)
             if entry is None:
                 break
             found.append(entry.block)
             parent = entry
         return tuple(found)
 
-    def add(self, owner: int, blocks: Sequence[int], tokens: Sequence[int], length: int) -> list[int]:
-        """Note that `blocks` of request `owner` hold the first `length` of `tokens`, as far as they are full. What is known
+    def add(self, request: Request, blocks: Sequence[int], length: int) -> list[int]:
+        """Note that a request's `blocks` hold the first `length` of its tokens, as far as they are full. What is known
         already is left as it is. Returns blocks that lost their place in the index to these and that nobody owns."""
-        done, parent = self._done.get(owner, (0, None))
+        tokens, group = request.tokens, request.group
+        done, parent = self._done.get(request.id, (0, None))
         lost: list[int] = []
         for i in range(done, length // self.size):
             own = tuple(tokens[i * self.size : (i + 1) * self.size])
-            key = _key(parent, own)
-            entry = self._match(key, own, parent)
+            key = _key(parent, own, group)
+            entry = self._match(key, own, group, parent)
             if entry is None:
-                entry = Entry(key, blocks[i], own, parent)
+                entry = Entry(key, blocks[i], own, group, parent)
                 lost += self._insert(entry)
-            self._done[owner] = (i + 1, entry)
+            self._done[request.id] = (i + 1, entry)
             parent = entry
         return lost
 
@@ -96,9 +101,11 @@ class Prefixes:
             self.forget(block)
         return blocks
 
-    def _match(self, key: bytes, tokens: tuple[int, ...], parent: Entry | None) -> Entry | None:
+    def _match(self, key: bytes, tokens: tuple[int, ...], group: str | None, parent: Entry | None) -> Entry | None:
         entry = self._by_key.get(key)
-        return entry if entry is not None and entry.tokens == tokens and entry.parent is parent else None
+        if entry is None or entry.parent is not parent:
+            return None
+        return entry if entry.tokens == tokens and entry.group == group else None
 
     def _insert(self, entry: Entry) -> list[int]:
         old = self._by_key.get(entry.key)
@@ -108,5 +115,7 @@ class Prefixes:
         return lost
 
 
-def _key(parent: Entry | None, tokens: tuple[int, ...]) -> bytes:
-    return blake2b(struct.pack(f"<{len(tokens)}q", *tokens), key=parent.key if parent else b"", digest_size=16).digest()
+def _key(parent: Entry | None, tokens: tuple[int, ...], group: str | None) -> bytes:
+    root = b"" if group is None else blake2b(group.encode("utf-8", "surrogateescape"), digest_size=16).digest()
+    packed = struct.pack(f"<{len(tokens)}q", *tokens)
+    return blake2b(packed, key=parent.key if parent else root, digest_size=16).digest()

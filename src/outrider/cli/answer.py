@@ -35,6 +35,8 @@ STATS_FIELDS = (
     "accept",
     "lossless",
     "controller",
+    "speedup",
+    "losing",
 )
 """What `--json` prints: scripts depend on these names."""
 
@@ -68,6 +70,9 @@ def loaded(options: ModelOptions) -> Iterator[LLM]:
         kv_tokens=options.kv_tokens,
         prefix_cache=options.prefix_cache,
         quantize=options.quantize,
+        trace=options.trace,
+        trace_text=options.trace_text,
+        trace_mib=options.trace_mib,
         progress=say,
     )
     with closing(llm):
@@ -162,6 +167,8 @@ def stats_line(result: Result) -> str:
         f"first token {s.first_token_seconds:.2f} s",
         f"ended by {result.finish_reason}",
     ]
+    if s.losing:
+        parts.append(f"LOSING: {s.speedup or 0:.2f} times the speed of plain decoding, try --draft none")
     if not result.lossless:
         parts.append("LOSSY: this acceptance rule may change the text")
     return "[" + " | ".join(parts) + "]"

@@ -14,6 +14,8 @@ from .export import export
 from .generate import generate
 from .guard import guarded
 from .models import models
+from .plan import plan
+from .replay import replay
 from .serve import serve
 from .train import train
 from .tune import tune
@@ -37,7 +39,9 @@ app.command(epilog="Example: outrider compare before.json after.json --fail-on-s
 app.command(epilog="Example: outrider tune layer_skip --workload code --trials 100")(guarded(tune))
 app.command(epilog="Example: outrider doctor --model ./my-model --draft ngram")(guarded(doctor))
 app.command(epilog="Example: outrider models --json")(guarded(models))
+app.command(epilog="Example: outrider plan --model ./config.json --task code --card H100 --load 50e6 --price 2.5")(guarded(plan))
 app.command(epilog="Example: outrider serve --draft auto --port 8000")(guarded(serve))
+app.command(epilog="Example: outrider replay trace.jsonl --plot trace.html")(guarded(replay))
 app.command(epilog="Example: outrider export ./my-eagle --out ./for-vllm --layout speculators")(guarded(export))
 app.command(epilog="Example: outrider train draft_model:layers=1 --model tiny --minutes 2")(guarded(train))
 app.command(epilog="Example: outrider version")(guarded(version))

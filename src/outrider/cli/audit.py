@@ -14,6 +14,8 @@ from ..errors import BadInput
 from . import options as o
 from .drafters import HELP, describe_drafters
 from .guard import say
+from .parity import Against, AgainstKeyEnv, AgainstModel, audit_servers
+from .remote import KeyEnv, Timeout, Url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +37,7 @@ SelfTest = Annotated[bool, typer.Option("--self-test", help="Plant known bugs in
 
 
 def audit(
+    ctx: typer.Context,
     draft: Draft = ALL,
     accept: Accept = ALL,
     prompts: Prompts = 20,
@@ -46,13 +49,24 @@ def audit(
     max_tokens: MaxTokens = 20,
     seed: Seed = 0,
     self_test: SelfTest = False,
+    endpoint: Url = None,
+    against: Against = None,
+    against_model: AgainstModel = None,
+    api_key_env: KeyEnv = None,
+    against_key_env: AgainstKeyEnv = None,
+    timeout: Timeout = 60.0,
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
     """Check that speculation changes nothing: token by token against plain decoding at T = 0, 0.7 and 1, with every group of
-    options, alone and in batches. Exit status 1 if it finds a fault."""
+    options, alone and in batches. Exit status 1 if it finds a fault.
+
+    With --endpoint and --against, two servers are compared instead: greedy texts, texts for a seed, log-probabilities."""
     if draft == HELP:
         typer.echo(describe_drafters())
+        return
+    if endpoint is not None or against is not None:
+        audit_servers(ctx, progress)
         return
     if self_test:
         _self_test(json)

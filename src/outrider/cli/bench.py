@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json as jsonlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..errors import BadInput
 from . import options as o
 from . import sweeps
 from .audit import progress
 from .bundle import Bundle
 from .drafters import AUTO, HELP, check_draft, describe_drafters
 from .guard import say
+from .remote import KeyEnv, Timeout, Url
 from .sweeps import values
 from .workloads import Prompts, Workloads, columns, gathered, show_spec_bench
 
@@ -74,6 +78,7 @@ SYNTHETIC = "* not a real drafter: it replays known answers, to show what guesse
 
 
 def bench(
+    ctx: typer.Context,
     draft: Drafts = [],  # noqa: B006 - typer copies the default
     workload: Workloads = [],  # noqa: B006
     model: o.Model = o.DEFAULT_MODEL,
@@ -92,9 +97,13 @@ def bench(
     limit: Limit = None,
     prompts: Prompts = None,
     quick: Quick = False,
+    endpoint: Url = None,
+    api_key_env: KeyEnv = None,
+    timeout: Timeout = 60.0,
     json: o.Json = False,
     output: Output = None,
     html: Html = None,
+    trace: o.TraceFile = None,
     debug: o.Debug = False,
 ) -> None:
     """Measure drafters against plain decoding in the same run, text by text the same. Exit status 1 if a text differs.
@@ -104,24 +113,18 @@ def bench(
     if HELP in draft:
         typer.echo(describe_drafters())
         return
-    given = {"max_tokens": max_tokens, "repeats": repeats}
-    sizes = (QUICK if quick else USUAL) | {name: value for name, value in given.items() if value is not None}
+    sizes = (QUICK if quick else USUAL) | {n: v for n, v in (("max_tokens", max_tokens), ("repeats", repeats)) if v is not None}
     asked = gathered(workload or ([EVERY] if quick else []), prompts or (QUICK_PROMPTS if quick else None))
     sweep = _sweep(temperature, depth, batch, rate)
+    if endpoint is not None:
+        _remote(ctx, asked, sizes | _single(sweep) | {"limit": limit, "seed": seed}, Bundle.of(output, html))
+        return
     plan = _plan(draft or [PLAIN, AUTO], asked, sizes | sweep | {"limit": limit, "seed": seed, "control": control})
     bundle = Bundle.of(output, html)
-    report = _measure(
-        plan, o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
-    )
+    options = o.ModelOptions(model, PLAIN, "coupled", device, dtype, None, threads, prefix_cache=False, quantize=quantize)
+    report = _measure(plan, replace(options, trace=trace))
     bundle.write(report)
-    if json:
-        typer.echo(jsonlib.dumps(report.as_json()))
-    else:
-        show(report)
-    if report.interrupted:
-        raise KeyboardInterrupt
-    if not report.ok:
-        raise typer.Exit(1)
+    _finish(report, json, show)
 
 
 def _sweep(temperature: str, depth: str | None, batch: str | None, rate: str | None) -> dict[str, Any]:
@@ -133,6 +136,40 @@ def _sweep(temperature: str, depth: str | None, batch: str | None, rate: str | N
         "batches": values("--batch", batch or "1", int) if batch is not None or not rates else (),
         "rates": rates,
     }
+
+
+def _single(sweep: dict[str, Any]) -> dict[str, Any]:
+    """A running server is asked under one condition at a time."""
+    found = {name: sweep[many] for name, many in (("temperature", "temperatures"), ("batch", "batches"))}
+    if sweep["rates"] or sweep["depths"] != (None,) or any(len(each) != 1 for each in found.values()):
+        raise BadInput("with --endpoint give one --temperature and one --batch, and neither --rate nor --depth")
+    return {name: each[0] for name, each in found.items()}
+
+
+def _remote(ctx: typer.Context, workloads: tuple[Workload, ...], sizes: dict[str, Any], bundle: Bundle) -> None:
+    """The same questions to a running server."""
+    from ..bench import remote
+    from .remote import connect, show
+
+    given = ctx.params
+    plan = remote.Plan(workloads, **sizes)
+    server = connect(ctx, given["endpoint"], given["api_key_env"], given["timeout"])
+    with progress() as tell:
+        report = remote.measure(server, plan, tell)
+    bundle.save(report.as_json())
+    _finish(report, given["json"], show)
+
+
+def _finish(report: Any, json: bool, show: Callable[[Any], None]) -> None:
+    """Print a report, local or of a server, and end as it says."""
+    if json:
+        typer.echo(jsonlib.dumps(report.as_json()))
+    else:
+        show(report)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def _plan(drafts: list[str], workloads: tuple[Workload, ...], sizes: dict[str, Any]) -> Plan:

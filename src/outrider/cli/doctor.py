@@ -10,18 +10,25 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import BadInput, OutriderError
 from . import options as o
-from .drafters import check_draft
+from .drafters import AUTO, check_draft
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..plan.diagnose import Symptom
 
 MIB, GIB = 2**20, 2**30
+
+From = Annotated[str | None, typer.Option("--from", metavar="RESULT.json", help="Explain what outrider bench --output measured.")]
+Workloads = Annotated[
+    list[str], typer.Option("--workload", metavar="NAME|FILE", help="Guess along texts of this kind and explain it (repeatable).")
+]
+Limit = Annotated[int, typer.Option(min=1, help="Prompts per workload.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,16 @@ class Finding:
     note: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A short run: prompts per workload, tokens per answer, temperature. No workload: none."""
+
+    workloads: tuple[str, ...]
+    limit: int
+    max_tokens: int
+    temperature: float
+
+
 def doctor(
     model: o.Model = o.DEFAULT_MODEL,
     draft: o.Draft = "auto",
@@ -43,16 +60,37 @@ def doctor(
     quantize: o.Quantize = "none",
     max_model_len: o.MaxModelLen = None,
     threads: o.Threads = None,
+    source: From = None,
+    workload: Workloads = [],  # noqa: B006 - typer copies the default
+    limit: Limit = 2,
+    max_tokens: o.MaxTokens = 64,
+    temperature: o.Temperature = 0.0,
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:
-    """Look at machine, versions, model and drafter, and say what to mend. Exit status 1 if something needs it."""
+    """Look at machine, versions, model and drafter, and say what to mend. Exit status 1 if something needs it.
+
+    Few guesses are right? --from RESULT.json explains what outrider bench measured, --workload explains a short run."""
     check_draft(draft)
+    if source is not None:
+        _finish(_explained(source, None if draft == AUTO else draft), json)
+        return
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
-    findings = [*machine(), *versions(), *_model(model, draft, (device, dtype, max_model_len, quantize))]
+    if workload:
+        from ..bench.workloads import find
+
+        for name in workload:
+            find(name)  # a name that is wrong is found before a model is loaded
+    trial = Trial(tuple(workload), limit, max_tokens, temperature)
+    findings = [*machine(), *versions(), *_model(model, draft, (device, dtype, max_model_len, quantize), trial)]
+    _finish(findings, json)
+
+
+def _finish(findings: list[Finding], json: bool) -> None:
+    """Print all of it; exit status 1 if something is to be mended."""
     wrong = [f for f in findings if f.remedy]
     if json:
         typer.echo(jsonlib.dumps({"ok": not wrong, "findings": [dataclasses.asdict(f) for f in findings]}))
@@ -122,7 +160,22 @@ def versions() -> Iterator[Finding]:
         yield Finding("versions", need.name, have, None if fits else f'it must be {need.specifier}: pip install "{need}"')
 
 
-def _model(model: str, draft: str, how: tuple[str, str, int | None, str]) -> Iterator[Finding]:
+def _explained(source: str, draft: str | None) -> list[Finding]:
+    """A benchmark's result, read for what keeps guesses from being right."""
+    from ..plan import diagnose
+    from ..plan.read import read
+
+    report = read(source)
+    if draft is not None and draft not in {row.draft for row in report.rows}:
+        raise BadInput(f"{source} has no drafter {draft}; it has {', '.join(dict.fromkeys(r.draft for r in report.rows))}")
+    return [_told(symptom) for symptom in diagnose.of_report(report, draft)]
+
+
+def _told(symptom: Symptom) -> Finding:
+    return Finding("acceptance", symptom.name, symptom.value, symptom.remedy, symptom.note)
+
+
+def _model(model: str, draft: str, how: tuple[str, str, int | None, str], trial: Trial) -> Iterator[Finding]:
     """The model as it runs here, and the drafter on it."""
     from ..llm import LLM
 
@@ -136,7 +189,13 @@ def _model(model: str, draft: str, how: tuple[str, str, int | None, str]) -> Ite
         return
     try:
         yield from model_findings(llm)
-        yield from drafter_findings(llm, draft)
+        works = True
+        for finding in drafter_findings(llm, draft):
+            works = works and finding.remedy is None
+            yield finding
+        if works:
+            yield from map(_told, pair_symptoms(llm, model))
+            yield from map(_told, trial_symptoms(llm, draft, trial))
     finally:
         llm.close()
 
@@ -199,6 +258,50 @@ def drafter_findings(llm: LLM, draft: str) -> Iterator[Finding]:
         yield Finding("drafter", "size", f"{share:.0%} of the model", note=note)
         how = "matches the model's" if getattr(drafter, "bridge", None) is None else "is translated to the model's"
         yield Finding("drafter", "vocabulary", f"{how} ({own.vocab_size:,} and {target.vocab_size:,} ids)")
+
+
+def pair_symptoms(llm: LLM, model: str) -> Iterator[Symptom]:
+    """What can be told of a draft model beside its target, without a run."""
+    from ..models.quantize import scheme_of
+    from ..plan import diagnose
+
+    drafter: Any = llm.engine.drafter.drafter
+    own, target = getattr(drafter, "decoder", None), getattr(llm.engine.target, "decoder", None)
+    path = getattr(getattr(drafter, "config", None), "path", None)
+    if own is None or target is None or not path:
+        return
+    templates = (llm.tokenizer.template, diagnose.template_of(str(path)))
+    dtypes = tuple(str(d.dtype).removeprefix("torch.") for d in (target, own))
+    scheme, kept = scheme_of(target.model) or "none", diagnose.dtype_of(str(path))
+    translated = getattr(drafter, "bridge", None) is not None
+    lengths = (llm.max_model_len, own.max_len)
+    yield from diagnose.of_pair(diagnose.Pair(translated, templates, (dtypes[0], dtypes[1]), kept, scheme, lengths))
+
+
+def trial_symptoms(llm: LLM, draft: str, trial: Trial) -> Iterator[Symptom]:
+    """A short run on the workloads that were named, judged place by place."""
+    from ..bench import workloads
+    from ..config import SamplingParams
+    from ..plan import diagnose
+    from ..plan.measure import Measurer
+
+    if not trial.workloads or llm.engine.drafter.name == "none":
+        return
+    chosen = {name: workloads.find(name).first(trial.limit) for name in trial.workloads}
+    temperatures = dict.fromkeys((trial.temperature, 0.0))
+    found = []
+    for temperature in temperatures:
+        params = SamplingParams(max_tokens=trial.max_tokens, temperature=temperature, seed=0)
+        records = {}
+        for name, workload in chosen.items():
+            measurer = Measurer(llm, [p.encode(llm.tokenizer) for p in workload.prompts], params)
+            if measurer.probes(draft):
+                note = "it learns from what the model says to its guesses, so only outrider bench can tell"
+                yield Symptom("guesses", "not judged place by place", note=note)
+                return
+            records[name] = measurer.guesses(draft)
+        found.append(records)
+    yield from diagnose.of_records(found[0], found[1] if len(found) > 1 else None)
 
 
 def parameters(model: Any) -> int:

@@ -50,6 +50,9 @@ def generate(
     n: o.Samples = 1,
     logprobs: o.Logprobs = None,
     show_draft: o.ShowDraft = False,
+    trace: o.TraceFile = None,
+    trace_text: o.TraceText = False,
+    trace_mib: o.TraceMib = o.TRACE_MIB,
     json: o.Json = False,
     debug: o.Debug = False,
 ) -> None:

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from io import TextIOWrapper
 from typing import ParamSpec, TextIO
 
 import typer
@@ -35,6 +36,8 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         debug = bool(kwargs.get("debug"))
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold what no encoding can write
         with _warnings_in_one_line(debug):
             try:
                 command(*args, **kwargs)

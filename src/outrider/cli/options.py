@@ -15,6 +15,9 @@ from ..errors import BadInput
 DEFAULT_MODEL = "smollm2-135m-instruct"
 """The embedded model, by name: help texts must not import the engine. A test holds it equal to the engine's own."""
 
+TRACE_MIB = 64.0
+"""MiB of a trace's file; likewise."""
+
 _MODEL = "Model"
 _SAMPLING = "Sampling"
 _OUTPUT = "Output"
@@ -83,6 +86,21 @@ Logprobs = Annotated[
 ]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Write on past the end.", rich_help_panel=_SAMPLING)]
 
+TraceFile = Annotated[
+    str | None,
+    typer.Option(
+        "--trace",
+        metavar="PATH",
+        help="Write a line for every round, for `outrider replay` (.jsonl; .parquet with pyarrow); no text.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
+TraceText = Annotated[bool, typer.Option("--trace-text", help="With --trace: prompts and answers, too.", rich_help_panel=_OUTPUT)]
+TraceMib = Annotated[
+    float,
+    typer.Option(metavar="MIB", help="With --trace: put a file aside when it is larger than this.", rich_help_panel=_OUTPUT),
+]
+
 ShowDraft = Annotated[bool, typer.Option("--show-draft", help="Mark accepted and rejected guesses.", rich_help_panel=_OUTPUT)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.", rich_help_panel=_OUTPUT)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks and all warnings.", rich_help_panel=_OUTPUT)]
@@ -111,6 +129,9 @@ class ModelOptions:
     prefix_cache: bool = True
     kv_tokens: int | None = None
     quantize: str = "none"
+    trace: str | None = None
+    trace_text: bool = False
+    trace_mib: float = TRACE_MIB
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> ModelOptions:

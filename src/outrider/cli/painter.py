@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Console
 
 from ..results import Chunk
-from .pieces import Mark, Piece, Pieces
+from ..watch.pieces import Mark, Piece, Pieces
 
 STYLES = {Mark.OWN: "", Mark.ACCEPTED: "underline green", Mark.REJECTED: "dim strike red"}
 """How each mark looks on a terminal with colours."""

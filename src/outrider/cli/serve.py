@@ -30,6 +30,9 @@ MODEL_KINDS: dict[str, type] = {
     "max_model_len": int,
     "kv_tokens": int,
     "threads": int,
+    "trace": str,
+    "trace_text": bool,
+    "trace_mib": float,
 }
 """What `ModelOptions` takes from the environment and the configuration file."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -61,11 +64,18 @@ def serve(
     max_running: Annotated[int | None, _option("Answers written at once (256).")] = None,
     max_queue: Annotated[int | None, _option("Answers that may wait (256); beyond that clients get 429.")] = None,
     max_tokens: Annotated[int | None, _option("Longest answer (as long as the context allows).")] = None,
-    max_body: Annotated[float | None, _option("Largest request, in MiB (4).")] = None,
+    max_body: Annotated[
+        float | None, _option("Largest request, in MiB (0.25, and 32 bytes for each token of the context).")
+    ] = None,
     read_seconds: Annotated[float | None, _option("How long a request may take to arrive (30).")] = None,
     drain_seconds: Annotated[float | None, _option("How long answers may take to end at SIGTERM (60).")] = None,
     log_prompts: Annotated[bool | None, _option("Write prompts to the log.")] = None,
+    trace: Annotated[str | None, _option("Write a line for every round, for `outrider replay`; no text.", metavar="PATH")] = None,
+    trace_text: Annotated[bool | None, _option("With --trace: prompts and answers, too.")] = None,
+    trace_mib: Annotated[float | None, _option("With --trace: put a file aside when it is larger (64).", metavar="MIB")] = None,
     page: Annotated[bool | None, _option("Show a chat page at / (on).")] = None,
+    share: Annotated[bool | None, _option("Let keys share KV of prompts and what drafters learned (off).")] = None,
+    otel: Annotated[bool | None, _option("Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT (off).")] = None,
     debug: o.Debug = False,
 ) -> None:
     """Serve the model through OpenAI's API, with speculation visible and controllable, and a page at /.
@@ -81,7 +91,7 @@ def serve(
 def _run(given: Mapping[str, Any]) -> None:
     """Listen first, so that a port in use is found out before a model is loaded for it."""
     try:
-        from ..serve import server, settings
+        from ..serve import server, settings, traces
     except ImportError as error:
         raise OutriderError(f"the server needs {error.name or error}: pip install 'outrider[serve]'") from None
     from ..serve.logs import configure
@@ -94,6 +104,8 @@ def _run(given: Mapping[str, Any]) -> None:
     unknown = set(values) - set(settings.KINDS) - set(MODEL_KINDS)
     if unknown:
         raise BadInput(f"unknown option in {given['config']}: {', '.join(sorted(unknown))}")
+    if chosen.otel:
+        traces.library()  # found out before a model is loaded for it
     sock = server.bind(chosen.host, chosen.port)
     configure()
     with sock, loaded(options) as llm:

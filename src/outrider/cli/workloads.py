@@ -41,11 +41,12 @@ def show_spec_bench(report: Report) -> None:
     """Spec-Bench's own numbers, if its questions were asked."""
     from ..bench.spec_bench import summary
 
-    lines = [
-        (e.task, e.draft, str(e.questions), f"{e.mean_accepted_tokens:.2f}", f"{e.tokens_per_second:.1f}",
-         f"{e.plain_tokens_per_second:.1f}", "" if e.speedup is None else f"{e.speedup:.2f}")
-        for e in summary(report)
-    ]  # fmt: skip
+    lines = []
+    for e in summary(report):
+        gain = "" if e.speedup is None else f"{e.speedup:.2f}"
+        speeds = (f"{e.tokens_per_second:.1f}", f"{e.plain_tokens_per_second:.1f}", gain)
+        task = f"{e.task} ({e.conditions})" if e.conditions else e.task
+        lines.append((task, e.draft, str(e.questions), f"{e.mean_accepted_tokens:.2f}", *speeds))
     if lines:
         batch = (
             "" if {r.batch for r in report.rows} == {1} else "; NOT its protocol, which asks one question at a time (--batch 1)"

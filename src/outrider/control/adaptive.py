@@ -56,6 +56,11 @@ class Adaptive(Plain):
         """Learn which guesses were accepted."""
         self._book.settle(event)
 
+    @property
+    def reason(self) -> str:
+        """Why the depth was last changed."""
+        return self._story.reason
+
     def explain(self) -> str:
         return self._story.explain()
 

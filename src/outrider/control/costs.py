@@ -217,6 +217,10 @@ class Costs:
         nearest = min(self._wait, key=lambda k: abs(k - size))
         return robust(self._wait[nearest]) * 2.0 ** max(0, size - nearest)
 
+    def guessing(self, batch: int, drafted: int, depth: int) -> float:
+        """Seconds that guesses to this depth for `drafted` of `batch` requests add beside their rows."""
+        return self.draft(drafted, depth) + self.wait(batch) if drafted else 0.0
+
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:
     """A curve's seconds; one with fewer than two points has the shape of its neighbour, at its own height."""

@@ -38,6 +38,8 @@ REFERENCE = 0.005
 THINKING, WONDERING = 0.02, 0.005
 """Share of time that plans may take: with many requests, or a slow host, they are made less often; and while nobody is given
 guesses."""
+QUICK = 2e-4
+"""Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 FEW = 4
 """Rounds that tell something."""
 LOSING = 0.97
@@ -67,6 +69,7 @@ class Goodput:
         self._load: Load | None = None
         self._plain_sizes, self._referenced = set[int](), set[int]()
         self._next_plan, self._size, self._plain = float("-inf"), 0, 0
+        self._thought = QUICK
         self.overlaps = False
         self._lately = deque[tuple[int, float]](maxlen=2 * FEW)
 
@@ -124,10 +127,11 @@ class Goodput:
         batch, inside = len(event.committed), event.draft_seconds + event.verify_seconds
         self.costs.add_verify(batch, event.rows, event.verify_seconds)
         other = max(0.0, wall - inside)
-        spare = max(0.0, other - self.costs.other(batch)) if bucket(batch) in self._plain_sizes else 0.0
+        known = bucket(batch) in self._plain_sizes
+        spare = max(0.0, other - self.costs.other(batch)) if known else 0.0
         if asked.deepest:
             self._book_drafting(asked, event.draft_seconds)
-            if bucket(batch) in self._plain_sizes:
+            if known:
                 self.costs.add_wait(batch, spare)
             self._watch(asked, event, max(wall, inside))
         elif asked.ahead or not self.costs.ahead:
@@ -138,6 +142,11 @@ class Goodput:
         self._allowance.earn(max(wall, inside))
         if asked.probes:
             self._charge(asked, event, spare)
+
+    @property
+    def reason(self) -> str:
+        """Why the depth was last changed."""
+        return self._story.reason
 
     def explain(self) -> str:
         return self._story.explain()
@@ -184,7 +193,8 @@ class Goodput:
         self._lately.clear()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         ended = self._clock()
-        self._next_plan = ended + (ended - begun) / (WONDERING if self._off else THINKING)
+        self._thought = min(ended - begun, 2 * max(self._thought, QUICK))  # a stall is no price
+        self._next_plan = ended + self._thought / (WONDERING if self._off else THINKING)
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
 
@@ -233,11 +243,11 @@ class Goodput:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest = sum(d > 0 for d in depths), max(depths)
-        before = costs.plain(size, rows) + costs.draft(others, deepest) + costs.wait(size) * bool(others)
+        before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
         chosen: set[int] = set()
         for _, b in sorted(due):
             rows_after = rows + round(self._shape.width)
-            price = costs.plain(size, rows_after) + costs.draft(others + 1, max(deepest, 1)) + costs.wait(size) - before
+            price = costs.plain(size, rows_after) + costs.guessing(size, others + 1, max(deepest, 1)) - before
             if not self._allowance.affords(price):
                 break
             depths[b], others, deepest, rows = 1, others + 1, max(deepest, 1), rows_after
@@ -251,8 +261,7 @@ class Goodput:
         tokens = sum(len(item.tokens) for item in items)
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
-        without = self.costs.plain(batch, rows) + self.costs.draft(len(others), max(others, default=0))
-        without += self.costs.wait(batch) * bool(others)
+        without = self.costs.plain(batch, rows) + self.costs.guessing(batch, len(others), max(others, default=0))
         extra = event.draft_seconds + event.verify_seconds + spare - without
         gain = won * (without + self.costs.other(batch)) / max(1, tokens - won)
         self._allowance.pay(extra, gain)

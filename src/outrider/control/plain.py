@@ -6,7 +6,12 @@ from ..types import Batch, Budget, Proposal
 
 
 class Plain:
-    """Decides before every round anew, and keeps all guesses that come."""
+    """Decides before every round anew, and keeps all guesses that come. `reason`: why it last changed its mind."""
+
+    @property
+    def reason(self) -> str:
+        """There is none to tell."""
+        return ""
 
     @property
     def resting(self) -> bool:

@@ -70,7 +70,7 @@ class Planner:
         """What given depths are worth."""
         order = np.flatnonzero((self._level < depths[:, None]).ravel())
         tokens, seconds = self._totals(order)
-        drafting = self.costs.draft(int((depths > 0).sum()), int(depths.max(initial=0))) + self._wait * bool(depths.any())
+        drafting = self.costs.guessing(self.load.batch, int((depths > 0).sum()), int(depths.max(initial=0)))
         return Plan(tuple(depths.tolist()), float(tokens[-1] / (seconds[-1] + drafting)))
 
     def _alone(self, high: int) -> Plan:

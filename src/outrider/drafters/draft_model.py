@@ -242,7 +242,7 @@ class DraftModel(Drafter):
     def _begin(self, request: Request) -> None:
         """Take over the KV of earlier requests that began alike; the last known token is always fed."""
         size = self.cache.block_size
-        blocks = self.cache.find(request.tokens, len(request.tokens) - 1, size)
+        blocks = self.cache.find(request.tokens, len(request.tokens) - 1, size, request.group)
         self.cache.adopt(request, blocks)
         self._memory[request.id] = Memory(len(blocks) * size)
 

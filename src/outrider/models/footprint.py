@@ -88,14 +88,15 @@ def _of_directory(path: Path) -> Footprint:
     files = check_directory(path)
     config = read_json(path / "config.json")
     shapes = {name: tuple(info["shape"]) for file in files for name, info in safetensors_header(file).items()}
-    return _shape(shapes, config.get("text_config") or config)
+    return of_shapes(shapes, config.get("text_config") or config)
 
 
 def _matrices(shapes: Mapping[str, tuple[int, ...]]) -> tuple[tuple[int, int], ...]:
     return tuple((s[0], s[1]) for name, s in shapes.items() if len(s) == 2 and _IN_A_LAYER.search(name))
 
 
-def _shape(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Footprint:
+def of_shapes(shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]) -> Footprint:
+    """From tensors' shapes by name, and the keys of a `config.json` that tell layers and heads."""
     layers, heads = int(config.get("num_hidden_layers") or 0), int(config.get("num_attention_heads") or 1)
     pairs = int(config.get("num_key_value_heads") or heads)
     dim = int(config.get("head_dim") or int(config.get("hidden_size") or 0) // heads)

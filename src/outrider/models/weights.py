@@ -123,8 +123,6 @@ def fingerprint(source: Source) -> str:
     """What `load` will call these weights, without loading them; a hub's files are fetched. Raises as `load` does."""
     source = fetch(source)
     path = _path(source)
-    if source.kind == "embedded":
-        return embedded.SHA256
     return sampled_digest(path / "config.json", *check_directory(path)) if source.kind == "directory" else sampled_digest(path)
 
 
@@ -174,9 +172,9 @@ def _from_directory(path: Path, options: dict[str, Any]) -> tuple[PreTrainedMode
 def _from_gguf(source: Source, options: dict[str, Any], say: Progress) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str]:
     path = _path(source)
     known = source.kind == "embedded"
-    fingerprint = embedded.SHA256 if known else sampled_digest(path)
+    fingerprint = sampled_digest(path)
     changed = path.stat().st_mtime_ns
-    key = fingerprint if known else hashlib.sha256(f"{fingerprint} {changed}".encode()).hexdigest()
+    key = embedded.SHA256 if known else hashlib.sha256(f"{fingerprint} {changed}".encode()).hexdigest()
     kept = find(source.name, key)
     if kept is not None:
         model, backend, _ = _from_directory(kept, options)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from typing import Any
@@ -21,11 +22,12 @@ from ..config import SamplingParams
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..types import Request as Sample
+from ..watch.gain import Gain
 from . import faults
 from .calls import Form
 from .edge import Edge, StrictRoute
 from .faults import Fault
-from .gain import Gain
+from .grammar import Form as Grammatical
 from .grammar import Grammars
 from .meters import Meters
 from .page import page
@@ -34,6 +36,7 @@ from .schema import ChatRequest, CompletionRequest, Sampling
 from .settings import Settings
 from .stream import Answer
 from .tools import Prompter, offered, required
+from .traces import Traces
 from .worker import Worker
 
 VERSION = metadata.version("outrider")
@@ -56,16 +59,20 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class House:
-    """What the routes share: the model, the thread that runs it, and one thread for templates and tokens."""
+    """What the routes share: the model, the thread that runs it, one for templates and tokens, and one for grammars, which may
+    take seconds."""
 
     def __init__(self, llm: LLM, settings: Settings, worker: Worker, gain: Gain) -> None:
         self.llm, self.settings, self.worker, self.gain = llm, settings, worker, gain
         self.name = settings.served_name or llm.name
         self.created = int(time.time())
-        self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name)
+        self.context = Context(self.name, f"outrider-{VERSION}", llm.tokenizer, lambda: llm.drafter_name, gain)
         self.prompter = Prompter(llm.tokenizer)
         self.grammars = Grammars(llm.tokenizer)
+        self.traces = Traces(self.name) if settings.otel else None
+        self._coming = 0
         self._clerk = ThreadPoolExecutor(1, thread_name_prefix="outrider-clerk")
+        self._smith = ThreadPoolExecutor(1, thread_name_prefix="outrider-smith")
 
     async def aside(self, task: Callable[[], Any]) -> Any:
         """Run what takes long off the event loop, one at a time."""
@@ -81,7 +88,18 @@ class House:
         if asked not in (None, "none", "auto", loaded):
             message = f"speculation.draft is {asked!r}, but this server runs with {loaded!r}; use that, 'none', or leave it out"
             raise Fault(400, message, param="speculation.draft")
-        self.worker.admit(prompts * (body.n or 1))
+        self.worker.admit(prompts * (body.n or 1), self._coming)
+
+    @contextmanager
+    def door(self, body: Sampling, prompts: int = 1) -> Iterator[None]:
+        """Checks a request, and counts it as waiting while it is made ready: many at once that take long must not pile up."""
+        self.check(body, prompts)
+        count = prompts * (body.n or 1)
+        self._coming += count
+        try:
+            yield
+        finally:
+            self._coming -= count
 
     def room(self, tokens: int) -> int:
         """Tokens that an answer to a prompt may have. Raises `Fault` where there is no room."""
@@ -90,19 +108,22 @@ class House:
             raise faults.too_long(tokens, context)
         return min(context - tokens, self.settings.max_tokens or context)
 
-    def grammar(self, body: Sampling) -> str | None:
+    async def grammar(self, body: Sampling) -> Grammatical | None:
         """The compiled form of the answer, if one was asked for. Raises `BadInput`."""
         call = required(body) if isinstance(body, ChatRequest) else None
         if call is not None:
-            return self.grammars.compile("grammar", call)
+            return await self._forged("grammar", call)
         source = None if body.response_format is None else body.response_format.source()
         if source is None or body.response_format is None:
             return None
         if body.min_tokens:
             raise BadInput("min_tokens and response_format exclude each other: an answer ends where its form does")
-        return self.grammars.compile(body.response_format.type, source)
+        return await self._forged(body.response_format.type, source)
 
-    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: str | None) -> list[Sample]:
+    async def _forged(self, kind: str, source: Any) -> Grammatical:
+        return await asyncio.get_running_loop().run_in_executor(self._smith, self.grammars.compile, kind, source)
+
+    def samples(self, ids: list[int], params: Callable[[int], SamplingParams], grammar: Grammatical | None) -> list[Sample]:
         """The requests of one prompt."""
         chosen = params(self.room(len(ids)))
         if grammar is not None:
@@ -110,7 +131,10 @@ class House:
         return self.llm.prepare(ids, chosen)
 
     def close(self) -> None:
-        self._clerk.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._clerk, self._smith):
+            executor.shutdown(wait=False, cancel_futures=True)
+        if self.traces is not None:
+            self.traces.close()
 
 
 def seeded(body: Sampling) -> int:
@@ -118,6 +142,13 @@ def seeded(body: Sampling) -> int:
     if body.seed is None:
         body.seed = noise.fresh_seed() >> EXACT
     return body.seed
+
+
+def labelled(body: Sampling, request: Request) -> None:
+    """The kind of work may be named in a header, too; the body's own word wins."""
+    header = request.headers.get("x-outrider-label")
+    if header is not None:
+        body.metadata = {"label": header} | (body.metadata or {})
 
 
 def grouped(requests: list[Sample], group: str | None) -> list[Sample]:
@@ -140,7 +171,7 @@ def make_app(house: House, meters: Meters) -> FastAPI:
     app.add_exception_handler(OutriderError, _fault)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Edge, settings=house.settings)
+    app.add_middleware(Edge, settings=house.settings, traces=house.traces)
     if house.settings.cors_origins:  # around all, so that pages may read errors, too
         shared: dict[str, Any] = {"allow_headers": ["*"], "expose_headers": ["x-request-id", "retry-after"]}
         origins = list(house.settings.cors_origins)
@@ -172,37 +203,43 @@ def _api(house: House) -> APIRouter:
     @api.post("/chat/completions", response_model=None)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        house.check(body)
-        if house.settings.log_prompts:
-            request.state.noted["prompt"] = [m.plain() for m in body.messages]
-        seed, form = seeded(body), house.prompter.form if offered(body) else None
-        if form not in (None, Form.HERMES):
-            body.skip_special_tokens = False  # the marks of a call are special tokens
+        with house.door(body):
+            labelled(body, request)
+            if house.settings.log_prompts:
+                request.state.noted["prompt"] = [m.plain() for m in body.messages]
+            seed, form = seeded(body), house.prompter.form if offered(body) else None
+            if form not in (None, Form.HERMES):
+                body.skip_special_tokens = False  # the marks of a call are special tokens
+            grammar = await house.grammar(body)
 
-        def prepare() -> list[Sample]:
-            return house.samples(house.prompter.encode(body), body.params, house.grammar(body))
+            def prepare() -> list[Sample]:
+                return house.samples(house.prompter.encode(body), body.params, grammar)
 
-        job = house.worker.submit(grouped(await house.aside(prepare), request.state.group))
+            requests = grouped(await house.aside(prepare), request.state.group)
+        job = house.worker.submit(requests)
         return Answer(house.worker, job, ChatReply(house.context, body, job, seed, form), bool(body.stream))
 
     @api.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Go on with a text."""
-        house.check(body, len(body.prompts()))
-        if house.settings.log_prompts:
-            request.state.noted["prompt"] = body.prompt
-        _check_completion(body)
-        seed, texts = seeded(body), list[str]()
+        with house.door(body, len(body.prompts())):
+            labelled(body, request)
+            if house.settings.log_prompts:
+                request.state.noted["prompt"] = body.prompt
+            _check_completion(body)
+            seed, texts = seeded(body), list[str]()
+            grammar = await house.grammar(body)
 
-        def prepare() -> list[Sample]:
-            made, grammar = list[Sample](), house.grammar(body)
-            for prompt in body.prompts():
-                ids = house.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-                made += house.samples(ids, body.params, grammar)
-                texts.append(prompt if isinstance(prompt, str) else house.llm.tokenizer.decode(prompt, False))
-            return made
+            def prepare() -> list[Sample]:
+                made = list[Sample]()
+                for prompt in body.prompts():
+                    ids = house.llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                    made += house.samples(ids, body.params, grammar)
+                    texts.append(prompt if isinstance(prompt, str) else house.llm.tokenizer.decode(prompt, False))
+                return made
 
-        job = house.worker.submit(grouped(await house.aside(prepare), request.state.group))
+            requests = grouped(await house.aside(prepare), request.state.group)
+        job = house.worker.submit(requests)
         return Answer(house.worker, job, CompletionReply(house.context, body, job, seed, texts), bool(body.stream))
 
     return api

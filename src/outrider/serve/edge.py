@@ -21,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from . import faults
 from .faults import Fault
-from .settings import Settings
+from .settings import MIB, Settings
+from .traces import Traces
 
 log = logging.getLogger("outrider.serve")
 ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -33,8 +34,9 @@ GUARDED = "/v1"
 class Edge:
     """The outermost layer. Nothing escapes from it: what was not foreseen is a 500 in OpenAI's shape, and in the log."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, settings: Settings, traces: Traces | None = None) -> None:
+        self._app, self._traces = app, traces
+        self._share = settings.share
         self._keys = tuple(_digest(key) for key in settings.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,10 +67,14 @@ class Edge:
             if not status:
                 await JSONResponse(fault.body, fault.status, fault.headers)(scope, receive, tagged)
         finally:
-            _note(scope, name, noted.pop("status", status), started, noted)
+            seconds = time.perf_counter() - started
+            fields = _note(scope, name, noted.pop("status", status), seconds, noted)
+            if self._traces is not None and scope["path"].startswith(GUARDED):
+                self._traces.note(headers, fields, seconds)
 
     def _check(self, scope: Scope, headers: Headers) -> str | None:
-        """Whose request it is, where there are keys. All are compared, each in the same time, so that the time tells nothing."""
+        """Whose request it is, where there are keys, unless they share. All are compared, each in the same time, so that the time
+        tells nothing."""
         if not self._keys or not scope["path"].startswith(GUARDED) or scope["method"] == "OPTIONS":
             return None
         kind, _, key = headers.get("authorization", "").partition(" ")
@@ -76,19 +82,21 @@ class Edge:
         known = [hmac.compare_digest(digest, other) for other in self._keys]
         if kind.lower() != "bearer" or not any(known):
             raise Fault(401, "a valid API key is needed: send it as `Authorization: Bearer KEY`", "invalid_api_key")
-        return digest.hex()
+        return None if self._share else digest.hex()
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _note(scope: Scope, name: str, status: int, started: float, noted: dict[str, Any]) -> None:
+def _note(scope: Scope, name: str, status: int, seconds: float, noted: dict[str, Any]) -> dict[str, Any]:
+    """A line in the log; its fields."""
     client = scope.get("client")
     fields = {"request": name, "method": scope["method"], "path": scope["path"], "status": status}
-    fields |= {"client": client[0] if client else None, "ms": round(1e3 * (time.perf_counter() - started), 1)}
+    fields |= {"client": client[0] if client else None, "ms": round(1e3 * seconds, 1)}
     quiet = scope["path"] in ("/health", "/metrics")
     log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields | noted})
+    return fields | noted
 
 
 class StrictRoute(APIRoute):
@@ -173,4 +181,4 @@ def _no_constant(name: str) -> Any:
 
 
 def _too_large(settings: Settings) -> Fault:
-    return Fault(413, f"the body is larger than {settings.max_body:g} MiB, this server's limit", "body_too_large")
+    return Fault(413, f"the body is larger than {settings.bytes / MIB:.3g} MiB, this server's limit", "body_too_large")

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from ..types import Request, Stats
+from ..types import FINISH_NAMES, Request, Stats
+from ..watch.gain import Gain
 
 
 def usage(requests: Sequence[Request], scored_only: bool = False) -> dict[str, Any]:
@@ -59,7 +60,19 @@ def timings(requests: Sequence[Request]) -> dict[str, Any]:
     }
 
 
-def extensions(requests: Sequence[Request], drafter: str) -> dict[str, Any]:
+def noted(requests: Sequence[Request]) -> dict[str, Any]:
+    """What the log and traces tell of an answer."""
+    stats = [r.stats for r in requests]
+    sums = {name: sum(getattr(s, name) for s in stats) for name in ("tokens", "rounds", "drafted", "accepted")}
+    seconds = {f"{name}_ms": round(1e3 * sum(getattr(s, f"{name}_seconds") for s in stats), 1) for name in ("draft", "verify")}
+    first = max((s.first_token_seconds for s in stats), default=0.0)
+    about = {"choices": len(requests), "prompt_tokens": sum(r.prompt_len for r in requests if r.index == 0)}
+    ends = tuple(FINISH_NAMES[r.finish] for r in requests if r.finish in FINISH_NAMES)
+    more = {"first_ms": round(1e3 * first, 1), "finish": ends, "lossless": all(r.lossless for r in requests)}
+    return about | sums | seconds | more
+
+
+def extensions(requests: Sequence[Request], drafter: str, gain: Gain) -> dict[str, Any]:
     """What stands beside `usage`: both servers' fields, and our own."""
     stats = [r.stats for r in requests]
     rounds, tokens = sum(s.rounds for s in stats), sum(s.tokens for s in stats)
@@ -70,6 +83,8 @@ def extensions(requests: Sequence[Request], drafter: str) -> dict[str, Any]:
         "tokens_per_round": tokens / rounds if rounds else 0.0,
         "draft_seconds": sum(s.draft_seconds for s in stats),
         "verify_seconds": sum(s.verify_seconds for s in stats),
+        "speedup": gain.speedup if gain.known else None,
+        "losing": gain.losing,
     }
     return {"metrics": {"speculative_decoding": speculation(stats) | own}, "timings": timings(requests)}
 

@@ -2,6 +2,10 @@
 
 llguidance turns a JSON schema, regular expression or Lark grammar into an automaton over tokens. A processor must be a pure
 function of its path, so the automaton is moved: back to where a path leaves the last one, then along what is new.
+
+Where the automaton says what must come next, that is a guess that costs nothing (`Grammar.forced`). JSON leaves open how many
+blanks stand between its parts, so hardly anything is forced; for guesses there is a second automaton of the same form with blanks
+as models usually write them, which counts as long as the text follows it. Beyond that, the text's own habits are followed.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, takewhile
 from typing import Any
 
 import llguidance
@@ -22,6 +28,10 @@ from ..models.tokenizer import TextTokenizer
 
 BLANKS = r"[\x20\x0A]{0,16}"
 """What may stand between JSON's tokens: enough for pretty-printing, and no endless run of blanks."""
+USUAL: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""Blanks as models write them if nobody asks for lines of their own."""
+MARKS, FEW = b' \n\t{}[]",:', 4
+"""What stands between JSON's words, and how many ways of it are tried."""
 MOST, FAR = 8, 32
 """Automata kept for the samples of one prompt, and how many tokens one goes back before another is made."""
 
@@ -34,18 +44,25 @@ class _Track:
     tokens: tuple[int, ...] = ()
 
 
-class Grammar:
-    """The processor of one prompt's requests; what they write begins at `start`. Tokens that no text of the grammar can go on
-    with are forbidden; where the text is whole, nothing but its end is allowed."""
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A grammar's automaton, at its beginning and never moved: making one can take seconds, a copy does not. `usual`: the same
+    with blanks as they are usually written, where that is narrower."""
 
-    def __init__(self, tokens: Any, source: str, start: int, ends: Iterable[int]) -> None:
-        self._start, self._ends = start, sorted(ends)
-        self._tracks = [_Track(llguidance.LLMatcher(tokens, source, log_level=0))]
+    strict: Any
+    usual: Any = None
 
-    def __call__(self, tokens: Sequence[int], scores: Tensor) -> Tensor:
-        """`scores [V]` with -inf where the grammar forbids a token. Paths that the grammar rules out are left alone: nothing
-        on them can be accepted. Raises `RuntimeError` where the grammar proves too complex."""
-        written = tuple(tokens[self._start :])
+
+class Follower:
+    """An automaton that is where a path asks for it. One that failed on some path is used no more: others must not suffer."""
+
+    def __init__(self, fresh: Any) -> None:
+        self._fresh = fresh
+        self._tracks = [_Track(fresh.deep_copy())]
+
+    def follow(self, written: tuple[int, ...]) -> tuple[Any, int]:
+        """The matcher after as much of `written` as its grammar allows, and how many tokens that is. Raises `RuntimeError` where
+        the grammar proves too complex."""
         track, shared = self._nearest(written)
         if shared < len(track.tokens) and not track.matcher.rollback(len(track.tokens) - shared):
             raise RuntimeError(f"the grammar cannot go back: {track.matcher.get_error()}")
@@ -53,8 +70,37 @@ class Grammar:
         track.tokens = written[:read]
         if track.matcher.is_error():
             raise RuntimeError(f"the grammar failed: {track.matcher.get_error()}")
+        return track.matcher, read
+
+    def _nearest(self, written: tuple[int, ...]) -> tuple[_Track, int]:
+        """The automaton that has to move least, and how many tokens it keeps."""
+        self._tracks = [t for t in self._tracks if not t.matcher.is_error()] or [_Track(self._fresh.deep_copy())]
+        found = [(_shared(track.tokens, written), track) for track in self._tracks]
+        shared, track = max(found, key=lambda pair: pair[0])
+        if len(track.tokens) - shared > FAR and len(self._tracks) < MOST:
+            track = _Track(track.matcher.deep_copy(), track.tokens)
+            self._tracks.append(track)
+        return track, shared
+
+
+class Grammar:
+    """The processor of one prompt's requests; what they write begins at `start`. Tokens that no text of the grammar can go on
+    with are forbidden; where the text is whole, nothing but its end is allowed."""
+
+    def __init__(self, tokens: Any, form: Form, start: int, ends: Iterable[int]) -> None:
+        self._tokens, self._start, self._ends = tokens, start, sorted(ends)
+        self._marks: dict[int, bytes] = {}
+        self._form, self._source = Follower(form.strict), form
+
+    def __call__(self, tokens: Sequence[int], scores: Tensor) -> Tensor:
+        """`scores [V]` with -inf where the grammar forbids a token. Paths that the grammar rules out are left alone: nothing
+        on them can be accepted. Raises `RuntimeError` where the grammar proves too complex."""
+        written = tuple(tokens[self._start :])
+        matcher, read = self._form.follow(written)
         if read == len(written):
-            allowed = np.unpackbits(np.frombuffer(track.matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            if matcher.is_error():  # the mask then allows an end, wherever the text is
+                raise RuntimeError(f"the grammar failed: {matcher.get_error()}")
         elif all(token in self._ends for token in written[read:]):
             allowed = np.zeros(max(self._ends) + 1, dtype=np.uint8)
             allowed[self._ends] = 1
@@ -62,14 +108,53 @@ class Grammar:
             return scores
         return _masked(scores, allowed)
 
-    def _nearest(self, written: tuple[int, ...]) -> tuple[_Track, int]:
-        """The automaton that has to move least, and how many tokens it keeps."""
-        found = [(_shared(track.tokens, written), track) for track in self._tracks]
-        shared, track = max(found, key=lambda pair: pair[0])
-        if len(track.tokens) - shared > FAR and len(self._tracks) < MOST:
-            track = _Track(track.matcher.deep_copy(), track.tokens)
-            self._tracks.append(track)
-        return track, shared
+    def forced(self, tokens: Sequence[int], most: int) -> list[int]:
+        """See `protocols.Forcing`."""
+        path, found = tuple(tokens[self._start :]), list[int]()
+        while len(found) < most:
+            more = [] if self._usual is None else self._next(self._usual, path)
+            more = more or self._next(self._ahead, path) or self._punctuation(path)
+            if not more:
+                break
+            found += more
+            path += tuple(more)
+        return found[:most]
+
+    @cached_property
+    def _ahead(self) -> Follower:
+        """For guesses: what goes wrong on their way must not touch the automaton that decides."""
+        return Follower(self._source.strict)
+
+    @cached_property
+    def _usual(self) -> Follower | None:
+        return None if self._source.usual is None else Follower(self._source.usual)
+
+    def _next(self, follower: Follower, written: tuple[int, ...]) -> list[int]:
+        matcher, read = follower.follow(written)
+        if read < len(written):
+            return []
+        return self._ends[:1] if matcher.is_stopped() else list(matcher.compute_ff_tokens())
+
+    def _punctuation(self, path: tuple[int, ...]) -> list[int]:
+        """What JSON puts between its parts, as the text itself did before: after the same mark, or where a word must end."""
+        if self._usual is None or not path:
+            return []
+        if self._mark(path[-1]):
+            after = (path[i + 1] for i in range(len(path) - 2, -1, -1) if path[i] == path[-1])
+            options = list(dict.fromkeys(takewhile(self._mark, after)))
+        else:
+            matcher, read = self._ahead.follow(path)
+            lead = bytes(matcher.compute_ff_bytes()) if read == len(path) else b""
+            ends = (t for before, t in pairwise(path) if lead and not self._mark(before))
+            options = list(dict.fromkeys(reversed([t for t in ends if self._mark(t).startswith(lead)])))
+        return next(([t] for t in options[:FEW] if self._ahead.follow((*path, t))[1] > len(path)), [])
+
+    def _mark(self, token: int) -> bytes:
+        """A token's text if it is nothing but punctuation and blanks, else nothing."""
+        if token not in self._marks:
+            text = bytes(self._tokens.decode_bytes([token]))
+            self._marks[token] = b"" if text.strip(MARKS) else text
+        return self._marks[token]
 
 
 def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -97,23 +182,37 @@ class Grammars:
         self._tokenizer = tokenizer
         self._tokens: Any = None
 
-    def compile(self, kind: str, source: Any) -> str:
-        """A grammar in llguidance's form. `kind`: json_object, json_schema, regex or grammar (Lark). Raises `BadInput`."""
+    def compile(self, kind: str, source: Any) -> Form:
+        """What requests may ask for. `kind`: json_object, json_schema, regex or grammar (Lark). Raises `BadInput`."""
         matcher = llguidance.LLMatcher
+        if source is False:
+            raise BadInput("response_format: the schema is false, which nothing satisfies; use true or {} for any JSON")
+        usual: str | None = None
         if kind in ("json_object", "json_schema"):
-            options: Any = {"whitespace_pattern": BLANKS}
+            options: Any = ({"whitespace_pattern": BLANKS}, USUAL)
+            text = json.dumps({} if source is True else source)
             try:
-                made = matcher.grammar_from_json_schema(json.dumps(source), overrides=options)
+                made, usual = (matcher.grammar_from_json_schema(text, overrides=blanks) for blanks in options)
             except ValueError as error:
-                raise BadInput(f"response_format: the schema cannot be used: {error}") from None
+                raise BadInput(f"response_format: the schema cannot be used: {str(error)[:500]}") from None
         else:
             made = matcher.grammar_from_regex(source) if kind == "regex" else matcher.grammar_from_lark(source)
-        wrong, messages = matcher.validate_grammar_with_warnings(made, self.tokens)
-        if wrong:
-            raise BadInput(f"response_format: the {kind} cannot be used: {str(messages[0])[:500]}")
-        return made
+        strict = self._automaton(made)
+        if strict.is_error():
+            raise BadInput(f"response_format: the {kind} cannot be used: {str(strict.get_error())[:500]}")
+        loose = None if usual is None else self._automaton(usual)
+        return Form(strict, None if loose is None or loose.is_error() else loose)
 
-    def processor(self, grammar: str, start: int) -> Grammar:
+    def _automaton(self, grammar: str) -> Any:
+        """With an error if it is none, or if nothing can be written by it."""
+        made = llguidance.LLMatcher(self.tokens, grammar, log_level=0)
+        if made.is_error():
+            return made
+        tried = made.deep_copy()
+        tried.compute_bitmask()
+        return tried if tried.is_error() else made
+
+    def processor(self, grammar: Form, start: int) -> Grammar:
         """For a prompt of `start` tokens."""
         return Grammar(self.tokens, grammar, start, self._tokenizer.eos_ids)
 

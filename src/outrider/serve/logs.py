@@ -21,10 +21,10 @@ class Lines(logging.Formatter):
 
 
 def configure(level: int = logging.INFO) -> None:
-    """Send this package's log to stderr. uvicorn's own chatter stays out, its errors do not."""
+    """Send this package's log to stderr. The chatter of uvicorn and OpenTelemetry stays out, their errors do not."""
     handler = logging.StreamHandler()
     handler.setFormatter(Lines())
-    for name, least in (("outrider", level), ("uvicorn", logging.WARNING)):
+    for name, least in (("outrider", level), ("uvicorn", logging.WARNING), ("opentelemetry", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(least)

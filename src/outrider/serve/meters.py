@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..types import NONE, StepEvent
-from .gain import Gain
+from ..watch.gain import Gain
+from ..watch.labels import Labels
 from .worker import Worker
 
 FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -20,7 +21,8 @@ class Meters:
 
     def __init__(self, worker: Worker, baseline: float = 0.0) -> None:
         self.registry = CollectorRegistry()
-        self.gain = Gain(1 / baseline if baseline > 0 else 0.0)
+        self.gain = worker.engine.watch.gain
+        self.gain.assume(1 / baseline if baseline > 0 else 0.0)
         counter = self._counter
         self._drafts = counter("spec_decode_num_drafts", "Requests' rounds that had guesses.")
         self._drafted = counter("spec_decode_num_draft_tokens", "Guesses made.")
@@ -46,7 +48,6 @@ class Meters:
         self._draft_seconds.inc(event.draft_seconds)
         self._verify_seconds.inc(event.verify_seconds)
         self._prompt.inc(event.prefill)
-        self.gain.observe(event)
         for item in event.committed:
             if item.late:
                 continue
@@ -75,7 +76,7 @@ class Gauges:
     def __init__(self, worker: Worker, gain: Gain) -> None:
         self._worker, self._gain = worker, gain
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         engine = self._worker.engine
         scheduler, cache = engine.scheduler, engine.target.cache
         values: dict[str, tuple[str, Callable[[], float]]] = {
@@ -93,3 +94,22 @@ class Gauges:
         }
         for name, (text, read) in values.items():
             yield GaugeMetricFamily(f"outrider_{name}", text, value=read())
+        yield from _by_label(engine.watch.labels)
+
+
+def _by_label(labels: Labels) -> Iterator[Metric]:
+    """What is counted for each kind of work."""
+    sums = {"generation_tokens": "tokens", "draft_tokens": "drafted", "accepted_tokens": "accepted"}
+    for name, field in sums.items():
+        counter = CounterMetricFamily(
+            f"outrider_label_{name}", f"{name.capitalize()} by label.".replace("_", " "), labels=["label"]
+        )
+        for label in labels.values():
+            counter.add_metric([label.name], getattr(label.history.total, field))
+        yield counter
+    recent = GaugeMetricFamily("outrider_label_acceptance", "First guesses kept of late, by label.", labels=["label"])
+    alarms = CounterMetricFamily("outrider_label_drift_alarms", "Changes of acceptance beyond noise, by label.", labels=["label"])
+    for label in labels.values():
+        recent.add_metric([label.name], label.recent)
+        alarms.add_metric([label.name], label.drift.alarms)
+    yield from (recent, alarms)

@@ -7,10 +7,11 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..cli.pieces import Mark, Pieces
 from ..results import Chunk
 from ..text import TextStream
 from ..types import NONE, Logprob
+from ..watch.gain import Gain
+from ..watch.pieces import Mark, Pieces
 from . import figures
 from .calls import Call, Calls, Form, Part
 from .faults import Fault
@@ -22,10 +23,10 @@ Json = dict[str, Any]
 
 
 class Context:
-    """What replies need of the server: its model's name and fingerprint, and how tokens read."""
+    """What replies need of the server: its model's name and fingerprint, how tokens read, and whether guessing pays."""
 
-    def __init__(self, model: str, fingerprint: str, tokenizer: Any, drafter: Callable[[], str]) -> None:
-        self.model, self.fingerprint, self.tokenizer, self.drafter = model, fingerprint, tokenizer, drafter
+    def __init__(self, model: str, fingerprint: str, tokenizer: Any, drafter: Callable[[], str], gain: Gain) -> None:
+        self.model, self.fingerprint, self.tokenizer, self.drafter, self.gain = model, fingerprint, tokenizer, drafter, gain
 
     def spell(self, token: int) -> str:
         return TextStream(self.tokenizer).piece(token)
@@ -127,7 +128,7 @@ class Reply:
         return figures.usage(self.job.requests)
 
     def _extensions(self) -> Json:
-        return figures.extensions(self.job.requests, self.context.drafter())
+        return figures.extensions(self.job.requests, self.context.drafter(), self.context.gain)
 
     def _event(self, index: int, content: Json) -> Json:
         """One choice's object in the stream; the last of all carries the figures, unless a later one will."""

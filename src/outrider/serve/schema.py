@@ -94,6 +94,7 @@ class Sampling(Model):
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     outrider: bool | None = None
+    metadata: Annotated[dict[str, Any], Field(max_length=64, description="`label` names the kind of work.")] | None = None
 
     @property
     def usage_wanted(self) -> bool:
@@ -106,6 +107,7 @@ class Sampling(Model):
         values["stop_token_ids"] = tuple(self.stop_token_ids or ())
         values["logit_bias"] = {_token(key): float(bias) for key, bias in (self.logit_bias or {}).items()}
         values["n"] = self.n or 1
+        values["label"] = (self.metadata or {}).get("label")
         if self.speculation is not None:
             values |= {"depth": self.speculation.depth, "accept": self.speculation.accept}
             values["draft"] = "none" if self.speculation.draft == "none" else None

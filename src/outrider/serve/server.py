@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ..errors import BadInput
 from ..llm import LLM
 from ..protocols import Isolating
+from ..watch.labels import Labels
 from .app import House, make_app
 from .meters import Meters
 from .settings import Settings
@@ -172,16 +173,19 @@ def bind(host: str, port: int) -> socket.socket:
 
 def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
     """Measure the plain baseline and start the thread that runs the engine."""
+    settings = settings.fitted(llm.max_model_len)
     baseline = measure_plain(llm)
+    llm.engine.watch.labels = Labels()  # measuring is nobody's work
     worker = Worker(llm, settings.limit)
     llm.engine.scheduler.max_requests = llm.engine.scheduler.most = settings.max_running
     drafter = llm.engine.drafter.drafter
-    if settings.api_keys and isinstance(drafter, Isolating):
+    if settings.api_keys and not settings.share and isinstance(drafter, Isolating):
         drafter.isolate()
     meters = Meters(worker, baseline)
     llm.engine.sinks.append(meters.observe)
+    house = House(llm, settings, worker, meters.gain)
     worker.start()
-    return House(llm, settings, worker, meters.gain), meters
+    return house, meters
 
 
 def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,19 @@ from ..errors import BadInput
 
 PREFIX = "OUTRIDER_"
 MIB = 2**20
+BASE, PER_TOKEN = 2**18, 32
+"""Bytes that a request may have by default: for its options, and for each token of the context."""
 PLURALS = {"api_key": "api_keys", "cors_origin": "cors_origins"}
 """Flags that are given once for each value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`max_running` answers are written at once, `max_queue` more may wait. `max_body` in MiB; `read_seconds` is how long a
+    """`max_running` answers are written at once, `max_queue` more may wait. `max_body` in MiB (None: as the model's context asks
+    for, see `fitted`); `read_seconds` is how long a
     client may take to send a request; `drain_seconds` how long running answers may take to end at SIGTERM. `api_keys`: none
-    means that anybody who can reach the port may ask. `max_tokens` bounds every answer."""
+    means that anybody who can reach the port may ask. `max_tokens` bounds every answer. `otel`: send OpenTelemetry
+    spans. `share`: requests under different keys share KV of prompts, and what drafters learned."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -31,11 +35,13 @@ class Settings:
     max_running: int = 256
     max_queue: int = 256
     max_tokens: int | None = None
-    max_body: float = 4.0
+    max_body: float | None = None
     read_seconds: float = 30.0
     drain_seconds: float = 60.0
     log_prompts: bool = False
     page: bool = True
+    otel: bool = False
+    share: bool = False
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:
@@ -52,7 +58,13 @@ class Settings:
 
     @property
     def bytes(self) -> int:
-        return int(self.max_body * MIB)
+        """Largest request."""
+        return MIB if self.max_body is None else int(self.max_body * MIB)
+
+    def fitted(self, context: int) -> Settings:
+        """With a limit on requests that lets a full context in, several times over, and no text that takes a tokenizer seconds
+        only to be found too long."""
+        return self if self.max_body is not None else replace(self, max_body=(BASE + context * PER_TOKEN) / MIB)
 
 
 _BOUNDS = (
@@ -122,6 +134,8 @@ KINDS: dict[str, type] = {
     "drain_seconds": float,
     "log_prompts": bool,
     "page": bool,
+    "otel": bool,
+    "share": bool,
 }
 
 

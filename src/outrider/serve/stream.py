@@ -10,6 +10,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from . import figures
 from .faults import Fault
 from .replies import Reply
 from .worker import Job, Worker
@@ -41,9 +42,7 @@ class Answer(Response):
         finally:
             watcher.cancel()
             self._worker.cancel(self._job)
-            requests = self._job.requests
-            noted["choices"], noted["tokens"] = len(requests), sum(r.stats.tokens for r in requests)
-            noted["drafted"], noted["accepted"] = (sum(getattr(r.stats, k) for r in requests) for k in ("drafted", "accepted"))
+            noted.update(figures.noted(self._job.requests))
 
     async def _next(self) -> list[dict[str, Any]]:
         """What the news that came in gives the stream: one piece, or all that wait if the reader lags. Raises `Fault`."""

@@ -88,17 +88,19 @@ class Worker:
         if self._thread.ident is not None:
             self._thread.join(seconds)
 
-    def admit(self, count: int) -> None:
-        """Whether so many choices may come in. Raises `Fault` 400 for more than ever fit, 429 when the house is full, 503 when it
-        closes."""
+    def admit(self, count: int, before: int = 0) -> None:
+        """Whether so many choices may come in, with `before` others about to. Raises `Fault` 400 for more than ever fit, 429 when
+        the house is full, 503 when it closes."""
         if count > self.limit:
             raise Fault(400, f"{count} answers were asked for at once, this server takes at most {self.limit}", param="n")
         if self.failed is not None:
             raise Fault(503, f"the engine has stopped: {self.failed}", "engine_stopped")
         if self.draining or self._closing:
             raise Fault(503, "the server is shutting down and takes no new requests", "shutting_down", retry_after=5)
-        if self._open + count > self.limit:
-            raise Fault(429, f"{self._open} answers are being written or wait already", "queue_full", retry_after=self._wait())
+        if self._open + before + count > self.limit:
+            raise Fault(
+                429, f"{self._open + before} answers are being written or wait already", "queue_full", retry_after=self._wait()
+            )
 
     def submit(self, requests: Sequence[Request]) -> Job:
         """Queue a job; called on the event loop that wants the news. Raises `Fault` like `admit`."""

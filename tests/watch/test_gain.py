@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 
-from outrider.serve.gain import Gain
 from outrider.types import Committed, Finish, StepEvent
+from outrider.watch.gain import Gain
 
 from .. import tiny
 
@@ -51,3 +52,17 @@ def test_rounds_that_overlap_are_not_counted_twice() -> None:
         clock[0] += 0.1
         gain.observe(event(0.2, (1,)))  # launched before the last one was read
     assert gain.plain_rate == pytest.approx(10, rel=1e-3)
+
+
+def test_losing_is_told_once_when_it_begins_and_once_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [0.0]
+    gain = Gain(0.1, lambda: clock[0])
+    assert not gain.known
+    with caplog.at_level(logging.INFO, "outrider.watch"):
+        feed(gain, clock, *[event(0.2, (1,), drafted=3)] * 60)
+        assert gain.losing and gain.known
+        feed(gain, clock, *[event(0.1, (3,), drafted=3)] * 300)
+    assert not gain.losing
+    lost, back = caplog.records
+    assert "losing: 0.50 times" in lost.getMessage() and "pays again" in back.getMessage()
+    assert lost.fields["speedup"] == 0.5  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.cli.painter import Painter
-from outrider.cli.pieces import Mark, Pieces
 from outrider.results import Chunk
 from outrider.types import NONE
+from outrider.watch.pieces import Mark, Pieces
 
 
 def chars(tokens: Sequence[int]) -> str:

@@ -1,0 +1,164 @@
+"""What the steps of a round cost, in seconds: a table that was measured, which can be written down and read again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import BadInput
+
+Points = tuple[tuple[float, float], ...]
+"""(size, seconds), in order of size."""
+ENOUGH = 5
+"""Samples from which on the slowest one in fifty (at least one) is taken for a stall."""
+FAR = 1.5
+"""Beyond a measured size by more than this factor, or at another batch, a reading is a guess."""
+
+
+class Costs(Protocol):
+    """Seconds of a round's parts for `batch` requests, and of what comes before the first round of a text."""
+
+    @property
+    def measured(self) -> bool: ...
+    @property
+    def asked(self) -> bool: ...
+    def verify(self, batch: int, rows: float) -> float: ...
+    def draft(self, batch: int, depth: float) -> float: ...
+    def other(self, batch: int, depth: float) -> float: ...
+    def reading(self, batch: int) -> float: ...
+    def begin(self, batch: int) -> float: ...
+    def knows(self, batch: int, rows: float) -> bool: ...
+
+
+def typical(seconds: Iterable[float]) -> float:
+    """The mean without stalls: sums are to be foretold, so the slow half counts as it is."""
+    ordered = sorted(seconds)
+    if len(ordered) >= ENOUGH:
+        ordered = ordered[: len(ordered) - max(1, len(ordered) // 50)]
+    return sum(ordered) / len(ordered)
+
+
+Curves = Mapping[int, Points]
+PARTS = ("verify", "draft", "other", "reading", "begin")
+
+
+@dataclass(slots=True)
+class Samples:
+    """Rounds as they were measured: seconds of each part by batch and size (see `Table`)."""
+
+    parts: dict[str, dict[tuple[int, int], list[float]]] = field(
+        default_factory=lambda: {name: defaultdict(list) for name in PARTS}
+    )
+    contexts: list[int] = field(default_factory=list)
+
+    def add(self, part: str, batch: int, size: int, seconds: float) -> None:
+        """One measurement."""
+        self.parts[part][batch, size].append(seconds)
+
+    def table(self, asked: bool) -> Table:
+        """Typical values of all."""
+        context = (min(self.contexts), max(self.contexts)) if self.contexts else (0, 0)
+        return Table({name: _curves(found) for name, found in self.parts.items()}, asked, context)
+
+
+def merged(many: Iterable[Samples]) -> Samples:
+    """All of them together."""
+    total = Samples()
+    for one in many:
+        for part, found in one.parts.items():
+            for (batch, size), seconds in found.items():
+                total.parts[part][batch, size] += seconds
+        total.contexts += one.contexts
+    return total
+
+
+def _curves(samples: Mapping[tuple[int, int], list[float]]) -> Curves:
+    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for (batch, size), seconds in sorted(samples.items()):
+        found[batch].append((float(size), typical(seconds)))
+    return {batch: tuple(points) for batch, points in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Measured curves by size of the batch. `verify`: over rows of the pass; `draft`: over levels (`asked` for, else those that
+    were offered); `other`: over the same, 0 for plain rounds; `reading` until the first token and `begin` (the drafter's own
+    reading of the prompt) at 0. `context`: shortest and longest text it was measured on, in tokens."""
+
+    parts: Mapping[str, Curves]
+    asked: bool = True
+    context: tuple[int, int] = (0, 0)
+    measured: bool = True
+
+    def verify(self, batch: int, rows: float) -> float:
+        """A pass over so many rows, of all requests together."""
+        return self._read("verify", batch, rows)
+
+    def draft(self, batch: int, depth: float) -> float:
+        """Drafting so many levels for `batch` requests; being asked and staying silent costs something, too."""
+        return self._read("draft", batch, depth, anchored=True)
+
+    def other(self, batch: int, depth: float) -> float:
+        """The rest of a round. There is a step at 0: plain rounds may be launched ahead."""
+        return self._read("other", batch, depth if depth <= 0 else max(depth, self._shallowest(batch)))
+
+    def reading(self, batch: int) -> float:
+        """From the request to its first token."""
+        return self._read("reading", batch, 0.0)
+
+    def begin(self, batch: int) -> float:
+        """What the first drafting of a text takes more than the others."""
+        return max(0.0, self._read("begin", batch, 0.0))
+
+    def knows(self, batch: int, rows: float) -> bool:
+        """Whether passes like this were measured, or ones close to it."""
+        points = self.parts["verify"].get(batch, ())
+        return bool(points) and rows <= FAR * points[-1][0]
+
+    def _read(self, part: str, batch: int, size: float, anchored: bool = False) -> float:
+        """Lines between the measured points of the nearest batch, the last slope beyond them, never less than nothing."""
+        curves = self.parts.get(part, {})
+        if not curves:
+            return 0.0
+        points = curves[min(curves, key=lambda b: abs(b - batch))]
+        points = ((0.0, 0.0), *points) if anchored and points[0][0] > 0 else points
+        xs, ys = zip(*points, strict=True)
+        if size <= xs[-1] or len(xs) == 1:
+            return float(np.interp(size, xs, ys))
+        slope = max(0.0, (ys[-1] - ys[0]) / (xs[-1] - xs[0]))
+        return float(ys[-1] + slope * (size - xs[-1]))
+
+    def _shallowest(self, batch: int) -> float:
+        """The least look-ahead that was measured."""
+        curves = self.parts.get("other", {})
+        points = curves[min(curves, key=lambda b: abs(b - batch))] if curves else ()
+        return min((size for size, _ in points if size > 0), default=0.0)
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file: `{part: {batch: [[size, seconds], ...]}}` and how it was measured."""
+        curves = {n: {str(b): [list(p) for p in points] for b, points in c.items()} for n, c in self.parts.items()}
+        return {**curves, "asked": self.asked, "context": list(self.context)}
+
+    @classmethod
+    def of_json(cls, found: Any) -> Table:
+        """What `as_json` gave. `BadInput` for anything else."""
+        try:
+            parts = {name: {int(b): _points(p) for b, p in found.get(name, {}).items()} for name in PARTS}
+            low, high = found.get("context", (0, 0))
+            table = cls(parts, bool(found.get("asked", True)), (int(low), int(high)))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadInput(f"the measured costs cannot be read ({error!r:.80}); measure again with outrider bench") from None
+        if not table.parts["verify"]:
+            raise BadInput("the measured costs hold no pass of the model; measure again with outrider bench")
+        return table
+
+
+def _points(rows: Any) -> Points:
+    points = tuple(sorted((float(size), float(seconds)) for size, seconds in rows))
+    if not points or not all(np.isfinite(v) for p in points for v in p):
+        raise ValueError("no finite points")
+    return points

@@ -1,0 +1,78 @@
+"""Measuring on a tiny model: what was guessed and what rounds cost must be what fixed look-ahead then meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from outrider.config import SamplingParams
+from outrider.llm import LLM
+from outrider.plan.acceptance import Chances
+from outrider.plan.costs import Table
+from outrider.plan.measure import WARM, Measurer
+from outrider.plan.predict import predict
+from outrider.plan.stretches import right
+from tests.models.tiny_gguf import Tiny
+
+TEXTS = ("one two one two one two one two three", "a b c d a b c d a b", "the cat sat on the mat and the cat sat")
+COSTS = Table({"verify": {1: ((1.0, 1.0),)}})
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    patch = pytest.MonkeyPatch()
+    folder = tmp_path_factory.mktemp("tiny")
+    patch.setenv("OUTRIDER_CACHE", str(folder / "cache"))
+    Tiny(kind="Q4_1").write(folder / "tiny.gguf")
+    made = LLM(str(folder / "tiny.gguf"), draft="none", control="fixed", device="cpu", dtype="float64", prefix_cache=False)
+    yield made
+    made.close()
+    patch.undo()
+
+
+def measurer(llm: LLM) -> Measurer:
+    prompts = [llm.tokenizer.encode(text) for text in TEXTS]
+    return Measurer(llm, prompts, SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0))
+
+
+def test_a_tree_against_a_text() -> None:
+    tree = [(5, -1), (6, -1), (7, 1), (8, 1), (9, 3)]
+    assert right(tree, [6, 8, 9, 1]) == 3 and right(tree, [5, 7]) == 1 and right(tree, [4]) == 0 and right([], [1]) == 0
+
+
+@pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])
+def test_rounds_of_every_depth_are_foretold(llm: LLM, draft: str) -> None:
+    spec = measurer(llm).deepened(draft, 6)
+    record = measurer(llm).guesses(spec)
+    assert record.depth == 6
+    plain = [llm.tokenizer.encode(text) for text in TEXTS]
+    for depth in (1, 6):
+        params = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0, seed=0, depth=depth)
+        llm.switch("none", control="fixed")
+        answers = llm.generate(plain, params)
+        llm.switch(spec, control="fixed")
+        if draft.startswith("synthetic"):
+            for result in answers:
+                llm.engine.drafter.drafter.record(result.prompt_token_ids, params, result.token_ids)
+        llm.generate([plain[0]], replace(params, max_tokens=WARM, depth=None))  # finished texts teach some drafters
+        stats = [llm.generate([prompt], params)[0].stats for prompt in plain]
+        tau = sum(s.tokens for s in stats) / sum(s.rounds for s in stats)
+        assert predict(record, COSTS, depth, 1).tau == pytest.approx(tau, rel=0.02)
+
+
+def test_costs_of_every_depth_are_there(llm: LLM) -> None:
+    found = measurer(llm).run("synthetic:rate=0.7", (1, 3, 6), (1, 2))
+    parts = found.costs.parts
+    assert set(parts["verify"]) == {1, 2}
+    assert {size for size, _ in parts["draft"][1]} == {1.0, 3.0, 6.0}
+    assert {size for size, _ in parts["other"][1]} == {0.0, 1.0, 3.0, 6.0}
+    assert {1.0, 2.0, 7.0} <= {size for size, _ in parts["verify"][1]} and 2.0 in {size for size, _ in parts["verify"][2]}
+    assert found.costs.reading(1) > 0 and found.costs.context[1] > 30
+    assert predict(found.acceptance, found.costs, 6, 2).known
+
+
+def test_a_drafter_that_must_be_scored_to_learn(llm: LLM) -> None:
+    found = measurer(llm).run("lookahead", (1, 6), (1,))
+    assert found.depths == (6,) and isinstance(found.acceptance, Chances) and len(found.acceptance.accept) >= 1
