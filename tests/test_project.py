@@ -112,8 +112,9 @@ def parameters(node: Function) -> list[str]:
 
 
 def device_code(node: Function) -> bool:
-    """Whether Triton compiles the function: it is decorated with just `@triton.jit`."""
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list)
+    """Whether Triton compiles the function: it is decorated with just `@triton.jit`, or with that and its options."""
+    marks = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
+    return any(ast.unparse(mark) == "triton.jit" for mark in marks)
 
 
 def may_take_many(node: Function, path: Path) -> bool:
@@ -227,6 +228,7 @@ PLANTED = [
     (oversized, "kernels/x.py", "@functools.cache\ndef launch(a, b, c, d, e, f, g): ..."),
     (oversized, "kernels/x.py", "def launch():\n    @triton.jit\n    def f(): ...\n" + "    x = 1\n" * 50),
     (oversized, "kernels/x.py", "@triton.jit\ndef f(a, b, c, d, e, f, g):\n" + "    x = 1\n" * 400),
+    (oversized, "kernels/x.py", "@wrapped(triton.jit)\ndef f(a, b, c, d, e, f, g): ..."),
     (prints, "engine.py", "def f():\n    print(1)"),
     (module_state, "engine.py", "seen = {}"),
     (module_state, "engine.py", "seen: dict[str, int] = dict()"),
@@ -251,6 +253,7 @@ ALLOWED = [
     (oversized, "cli/chat.py", "def chat(a, b, c, d, e, f, g): ..."),
     (oversized, "llm.py", "class LLM:\n    def __init__(self, model, *, a, b, c, d, e, f): ..."),
     (oversized, "kernels/x.py", "@triton.jit\ndef f(a, b, c, d, e, f, g):\n" + "    x = 1\n" * 60),
+    (oversized, "kernels/x.py", "@triton.jit(do_not_specialize=['a'])\ndef f(a, b, c, d, e, f, g): ..."),
     (prints, "cli/x.py", "print(1)"),
     (module_state, "engine.py", "TABLE = {1: 2}\n__all__ = ['x']\ndef f():\n    seen = []\n    seen.append(TABLE[1])"),
     (named_drafters, "llm.py", '"""Like ngram."""\ndef f():\n    """ngram"""\n    return "engram"'),

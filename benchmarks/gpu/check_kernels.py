@@ -320,7 +320,9 @@ def main() -> None:
         "triton": triton.__version__,
         "python": platform.python_version(),
         "commit": args.commit,
-        "tuning": {name: getattr(TUNING, name) for name in ("split", "warps", "stages", "most", "ahead")},
+        "tuning": {
+            name: getattr(TUNING, name) for name in ("split", "stretch", "warps", "stages", "most", "ahead", "enough", "pair")
+        },
         "checks": book.checks,
         "parts_seconds": {},
         "sections": book.sections,

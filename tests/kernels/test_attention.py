@@ -150,6 +150,72 @@ def test_buffers_and_programs_change_no_bit(tree):
     assert torch.equal(out, fewer)
 
 
+SMALL = replace(TUNING, split=64, stretch=2)
+"""Stretches of 128 positions, so that a few hundred hold several."""
+
+
+def merged(w: World, **tuning: int) -> Tensor:
+    return attention(w.q, (w.keys, w.values), w.where, w.scale, w.form, replace(SMALL, **tuning))
+
+
+@pytest.mark.parametrize("known", [1, 127, 128, 300])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_who_merges_changes_no_bit(known, tree):
+    """A program per split, per stretch, one for all of a tile's, and one that merges everything."""
+    whole = w_of((2, 1, 16, known, 3, None, None), tree)
+    splits = merged(whole, enough=1 << 30)
+    (same if tree else equal)(splits, merged(whole, enough=1))
+    equal(splits, merged(whole, enough=1 << 30, most=1))
+    equal(merged(whole, enough=1), merged(whole, enough=1, most=1))
+    if not tree:
+        equal(splits, merged(replace(whole, form=replace(whole.form, serial=True))))
+
+
+@pytest.mark.parametrize(
+    "shape", [(4, 2, 16, 190, 2, 70, None), (1, 1, 24, 200, 3, 64, 5.0), (6, 1, 16, 255, 2, None, 20.0)], ids=str
+)
+def test_who_merges_changes_no_bit_with_windows_and_caps(shape):
+    whole = w_of(shape, tree=False)
+    splits = merged(whole, enough=1 << 30)
+    equal(splits, merged(whole, enough=1))
+    equal(splits, merged(replace(whole, form=replace(whole.form, serial=True))))
+    tree = w_of(shape, tree=True)
+    same(merged(tree, enough=1 << 30), merged(tree, enough=1))
+    near(merged(tree, enough=1), torch.stack([reference(tree, r) for r in range(len(tree.q))]), tree.q.dtype)
+
+
+@pytest.mark.parametrize("form", ["splits", "stretches", "serial"])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+def test_tiles_that_share_their_loads_keep_their_bits(form, tree):
+    """Fourteen rows of four lines: two matrix tiles, and one and a half of the next two."""
+    w = w_of((3, 1, 32, 140, 13, None, None), tree, torch.float16)
+    w = replace(w, form=replace(w.form, serial=form == "serial"))
+    enough = 1 if form == "stretches" else 1 << 30
+    out = merged(w, enough=enough)
+    equal(out, merged(w, enough=enough, pair=1))
+    if tree:
+        near(out, torch.stack([reference(w, r) for r in range(len(w.q))]), torch.float16)
+
+
+def test_the_order_of_merging_is_part_of_the_arithmetic():
+    """A negative control: these tests would see another order."""
+    w = w_of((2, 1, 16, 640, 3, None, None), tree=False)
+    assert not torch.equal(merged(w, stretch=1), merged(w, stretch=4))
+
+
+def w_of(shape: tuple, tree: bool, dtype: torch.dtype = torch.float32) -> World:
+    """A tree, or its rows as a chain."""
+    w = world(shape, dtype, seed=7)
+    if tree:
+        return w
+    position = torch.arange(len(w.q), dtype=torch.int32, device=DEVICE) + shape[3] - 1
+    return replace(w, where=replace(w.where, position=position), form=replace(w.form, tree=False))
+
+
+def equal(a: Tensor, b: Tensor) -> None:
+    assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("serial", [False, True], ids=["parts", "serial"])
 def test_requests_do_not_see_each_other_and_padding_is_zero(serial):
     """Two requests with tables of their own, a tile without rows, and rows that do not exist."""

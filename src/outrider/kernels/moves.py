@@ -11,8 +11,8 @@ from torch import Tensor
 from . import BLOCK
 
 
-@triton.jit
-def _move(X, TABLE, KNOWN, RESULT, sL, sK, sS, sR, NB, N: tl.constexpr, W: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["sR", "NB", "N"])
+def _move(X, TABLE, KNOWN, RESULT, sL, sK, sS, sR, NB, N, W: tl.constexpr, WP: tl.constexpr, BLOCK: tl.constexpr):
     """One request's path in one layer's keys or values, in order of depth. A node's column is never less than its depth, so
     nothing is overwritten before it is read."""
     b = tl.program_id(0)
@@ -38,7 +38,7 @@ def move_path(groups: Sequence[Tensor], table: Tensor, known: Tensor, result: Te
         width = group.shape[3] * group.shape[4]
         _move[(result.shape[0], group.shape[0] * 2)](
             group, table, known, result, group.stride(0), group.stride(1), group.stride(2), result.stride(0), table.shape[1],
-            N=columns, W=width, WP=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
+            columns, W=width, WP=triton.next_power_of_2(width), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
 

@@ -70,12 +70,17 @@ class RoundRows:
     path: Tensor
 
 
-@triton.jit
+_GUESSES = ["LANE", "FIRST", "SIZES", "TOKENS", "PARENTS"]
+_NUMBERS = ["LAST", "PREV", "LENGTH", "ROOM"]
+_ROWS = ["TOKEN", "POS", "ATTEND", "WRITE", "ROWLANE", "DEPTH"]
+"""Slices of buffers: where they start differs by shape, which must not ask for another kernel."""
+
+
+@triton.jit(do_not_specialize=["NB", "B", "N", "R"], do_not_specialize_on_alignment=[*_GUESSES, *_NUMBERS, *_ROWS])
 def _prepare(
     LANE, FIRST, SIZES, LAST, PREV, LENGTH, ROOM, TOKENS, PARENTS, lLAST, lPREV, lLENGTH, lROOM, lDONE, TABLE,
-    TOKEN, POS, ATTEND, WRITE, ROWLANE, DEPTH, KNOWN, PATH, NB, vocab, max_len,
-    B: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, TREE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TOKEN, POS, ATTEND, WRITE, ROWLANE, DEPTH, KNOWN, PATH, NB, vocab, max_len, B, N, R,
+    NP: tl.constexpr, RP: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     if b == B:  # rows nobody owns
@@ -159,16 +164,16 @@ def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: 
         given.lane, given.first, given.sizes, given.last, given.previous, given.length, given.room, given.tokens, given.parents,
         lanes.last, lanes.previous, lanes.length, lanes.room, lanes.done, lanes.table,
         double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path, lanes.table.shape[1], *limits,
-        B=requests, N=columns, NP=triton.next_power_of_2(columns + 1), R=rows, RP=triton.next_power_of_2(rows), TREE=tree,
-        BLOCK=BLOCK,
+        requests, columns, rows,
+        NP=triton.next_power_of_2(columns + 1), RP=triton.next_power_of_2(rows), TREE=tree, BLOCK=BLOCK,
     )  # fmt: skip
     return RoundRows(double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=_GUESSES)
 def _decide(
-    LANE, FIRST, SIZES, TOKENS, PARENTS, CHOICE, RESULT, lLAST, lPREV, lLENGTH, lROOM, lDONE, STOPS_,
-    N: tl.constexpr, NP: tl.constexpr, TREE: tl.constexpr, W: tl.constexpr, STOP: tl.constexpr, LENGTH: tl.constexpr,
+    LANE, FIRST, SIZES, TOKENS, PARENTS, CHOICE, RESULT, lLAST, lPREV, lLENGTH, lROOM, lDONE, STOPS_, N,
+    NP: tl.constexpr, TREE: tl.constexpr, W: tl.constexpr, STOP: tl.constexpr, LENGTH: tl.constexpr,
     ERROR: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
@@ -237,7 +242,7 @@ def decide(lanes: Lanes, given: Any, choice: Tensor, result: Tensor, tree: bool)
     requests, columns = given.tokens.shape
     _decide[(requests,)](
         given.lane, given.first, given.sizes, given.tokens, given.parents, choice, result,
-        lanes.last, lanes.previous, lanes.length, lanes.room, lanes.done, lanes.stops,
-        N=columns, NP=triton.next_power_of_2(columns + 1), TREE=tree, W=STOPS,
+        lanes.last, lanes.previous, lanes.length, lanes.room, lanes.done, lanes.stops, columns,
+        NP=triton.next_power_of_2(columns + 1), TREE=tree, W=STOPS,
         STOP=int(Finish.STOP), LENGTH=int(Finish.LENGTH), ERROR=int(Finish.ERROR), num_warps=1,
     )  # fmt: skip
