@@ -4,6 +4,7 @@ package with the weights is not installed."""
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from outrider.llm import LLM
 
 MODEL = os.environ.get("OUTRIDER_MODEL", "smollm2-135m-instruct")
+ROOM: dict[str, Any] = {"draft": "none", "device": "cuda", "max_model_len": 2048, "kv_tokens": 98_304}
+"""Memory for 64 requests of the tests, and no more, so that several processes can share a card (`-n 4`)."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,10 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def llm() -> LLM:
-    return LLM(MODEL, draft="none", device="cuda", max_model_len=2048)
+    return LLM(MODEL, **ROOM)
 
 
 @pytest.fixture(scope="package")
 def exact() -> LLM:
     """The same with rows that never care who shares the pass."""
-    return LLM(MODEL, draft="none", device="cuda", max_model_len=2048, invariant=True)
+    return LLM(MODEL, **ROOM, invariant=True)

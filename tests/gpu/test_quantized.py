@@ -10,7 +10,7 @@ import pytest
 
 from outrider.config import SamplingParams
 from outrider.llm import LLM
-from tests.gpu.conftest import MODEL
+from tests.gpu.conftest import MODEL, ROOM
 from tests.gpu.test_text import prompts, texts
 
 pytest.importorskip("torchao")
@@ -18,8 +18,7 @@ pytest.importorskip("torchao")
 
 @pytest.fixture(scope="module", params=["int8", "int4"])
 def llm(request: Any) -> Iterator[LLM]:
-    options: dict[str, Any] = {"max_model_len": 2048, "kv_tokens": 65536, "invariant": True}
-    with closing(LLM(MODEL, draft="none", device="cuda", quantize=request.param, **options)) as made:
+    with closing(LLM(MODEL, **ROOM, quantize=request.param, invariant=True)) as made:
         yield made
 
 

@@ -12,7 +12,7 @@ from outrider.bench.prompts import PROMPTS
 from outrider.config import SamplingParams
 from outrider.llm import LLM
 from outrider.results import Result
-from tests.gpu.conftest import MODEL
+from tests.gpu.conftest import MODEL, ROOM
 
 STARTS = (
     "",
@@ -25,6 +25,11 @@ STARTS = (
     "Write Python code for this. ",
 )
 DRAFTS = (
+    "eagle",
+    "eagle:width=1",
+    "medusa",
+    "draft_model",
+    "hybrid:members=suffix+eagle",
     "ngram",
     "ngram:max=3,min=1,depth=15",
     "suffix",
@@ -140,7 +145,7 @@ class TestInvariant:
         assert small.engine.scheduler.preempted > 0
 
     def test_restart(self, expected: Any) -> None:
-        self.check(LLM(MODEL, draft="none", device="cuda", max_model_len=2048, invariant=True), expected)
+        self.check(LLM(MODEL, **ROOM, invariant=True), expected)
 
 
 def test_long_prompts_and_prefixes(exact: LLM) -> None:
@@ -150,7 +155,7 @@ def test_long_prompts_and_prefixes(exact: LLM) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=64, seed=3)
     alone = [texts(exact, [base + f" Question {i}"], params)[0] for i in range(4)]
     together = texts(exact, [base + f" Question {i}" for i in range(4)], params)
-    again = LLM(MODEL, draft="none", device="cuda", max_model_len=2048, invariant=True)
+    again = LLM(MODEL, **ROOM, invariant=True)
     assert alone == together == texts(again, [base + f" Question {i}" for i in range(4)], params)
 
 
