@@ -1,13 +1,19 @@
 """What the shipped drafters reach: tokens per pass, the same on equal contexts at T = 0 and T = 1, and speed.
 
     python benchmarks/trained.py --json benchmarks/results/trained_cpu.json
-    python benchmarks/trained.py --device cuda --part tau --part contexts --json benchmarks/results/gpu/trained_guesses.json
-    python benchmarks/trained.py --device cuda --part speed --draft eagle --prompts 2 --max-tokens 96 --pairs 3 --json FILE
+
+On a GPU, in commands of at most 80 seconds:
+
+    python benchmarks/trained.py --device cuda --seconds 60 --part tau --json benchmarks/results/gpu/trained_tau.json
+    python benchmarks/trained.py --device cuda --seconds 60 --part contexts --draft eagle --json FILE
+    python benchmarks/trained.py --device cuda --seconds 60 --part speed --draft eagle --control goodput --prompts 2 \\
+        --max-tokens 96 --pairs 3 --json FILE
 
 The prompts are those of six built-in workloads, none of which was trained on. `tau` and `contexts` look ahead as far as the
-drafter likes (control `fixed`), so that speed has no influence; `speed` runs `outrider bench`'s pairs, one prompt at a time,
-under `fixed` and `goodput`. The file is written anew after every drafter of every part: what was measured before an end that
-nobody wanted is in it, with `complete` false. Exit status 1 if a text differs from plain decoding.
+drafter likes (control `fixed`), so that speed has no influence; `contexts` leaves hybrids out, whose lookups would find one
+context's answer in another. `speed` runs the pairs of `outrider bench`, one prompt at a time. The file is written anew after
+every drafter: what was measured before an end that nobody wanted is in it, with `complete` false. Exit status 1 if a text
+differs from plain decoding.
 """
 
 from __future__ import annotations
@@ -17,9 +23,11 @@ import json
 import random
 import statistics
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +44,8 @@ from outrider.bench.runner import Runner
 from outrider.bench.workloads import gather
 from outrider.drafters.hybrid import members
 from outrider.models import weights
+from outrider.train.card import reduced
 from outrider.train.evaluate import Answers, Exam, answer, score
-from outrider.types import StepEvent
 
 WORKLOADS = ("code", "chat", "summarise", "question", "creative", "math")
 ALL = "all"
@@ -46,7 +54,7 @@ DRAFTS = ("eagle", CHAIN, "medusa", "draft_model", "hybrid:members=suffix+eagle"
 PARTS = ("tau", "contexts", "speed")
 CONTROLS = ("fixed", "goodput")
 TEMPERATURES = (0.0, 1.0)
-BATCH, SPARE = 16, 3
+BATCH, SPARE = 16, 8
 PLACES = 6
 """Contexts from each answer."""
 DRAWS = 2000
@@ -57,6 +65,10 @@ KEPT = (
 )
 
 
+class Late(Exception):
+    """There is no time left."""
+
+
 @dataclass
 class Study:
     """A model with what is asked of it. `plain` keeps plain answers by temperature and workload."""
@@ -65,7 +77,18 @@ class Study:
     model: str
     options: argparse.Namespace
     prompts: Mapping[str, list[list[int]]]
+    until: float
     plain: dict[tuple[float, str], Answers] = field(default_factory=dict)
+
+    def tell(self, what: str, share: float) -> None:
+        """Hears of every run of the speed part."""
+        if self.late:
+            raise Late
+        print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.until
 
     @property
     def exam(self) -> Exam:
@@ -103,9 +126,9 @@ class Study:
 def taus(study: Study, draft: str) -> list[dict[str, Any]]:
     """Tokens per round by temperature and workload, and over all of them."""
     study.plainly()
-    study.llm.switch(study.spec(draft), control="fixed")
     rows = []
     for temperature in TEMPERATURES:
+        study.llm.switch(study.spec(draft), control="fixed")  # anew, since some learn from what was written
         found = {name: answer(study.llm, prompts, study.exam, temperature) for name, prompts in study.prompts.items()}
         plain = {name: study.plain[temperature, name] for name in found}
         found[ALL], plain[ALL] = joined(found.values()), joined(plain.values())
@@ -152,28 +175,26 @@ def places(study: Study) -> Iterator[Context]:
 def rounds(study: Study, where: Sequence[Context], temperature: float) -> list[tuple[int, int]]:
     """Of the first round behind each context, guesses offered and tokens committed. The context's last token is what the reading
     of those before it gives, so that a drafter has seen the model's states; the round after that is the one that counts."""
-    heard: dict[int, list[tuple[int, int]]] = defaultdict(list)
-
-    def hear(event: StepEvent) -> None:
-        for item in event.committed:
-            if item.tokens and not item.late:
-                heard[item.request.id].append((item.drafted, len(item.tokens)))
-
-    most = study.llm.engine.drafter.drafter.depth + SPARE
-    study.llm.engine.sinks.append(hear)
-    try:
-        for start in range(0, len(where), BATCH):
-            some = [c.tokens for c in where[start : start + BATCH]]
-            params = [
-                SamplingParams(temperature=temperature, max_tokens=most, seed=0, processors=(Begin(len(t) - 1, t[-1]),))
-                for t in some
-            ]
-            study.llm.generate([t[:-1] for t in some], params)
-    finally:
-        study.llm.engine.sinks.remove(hear)
-    ours = [heard[i] for i in sorted(heard)]
-    assert len(ours) == len(where) and all(r[0] == (0, 1) for r in ours), "first comes the last token, no more"
-    return [r[1] for r in ours]
+    engine, found = study.llm.engine, list[tuple[int, int]]()
+    most = engine.drafter.drafter.depth + SPARE
+    for start in range(0, len(where), BATCH):
+        some = [c.tokens for c in where[start : start + BATCH]]
+        asked = [
+            SamplingParams(temperature=temperature, max_tokens=most, seed=0, processors=(Begin(len(t) - 1, t[-1]),)) for t in some
+        ]
+        requests = [study.llm.prepare(t[:-1], params)[0] for t, params in zip(some, asked, strict=True)]
+        heard: dict[int, list[tuple[int, int]]] = {r.id: [] for r in requests}
+        for request in requests:
+            engine.add(request)
+        while any(len(h) < 2 for h in heard.values()):
+            event = engine.step()
+            for item in event.committed if event is not None else ():
+                if item.tokens and not item.late and item.request.id in heard:
+                    heard[item.request.id].append((item.drafted, len(item.tokens)))
+        engine.abort(requests)
+        assert all(first == (0, 1) for first, *_ in heard.values()), "first comes the context's last token, alone"
+        found += [second for _, second, *_ in heard.values()]
+    return found
 
 
 def contexts(study: Study, draft: str) -> list[dict[str, Any]]:
@@ -211,16 +232,20 @@ def ratio(groups: Sequence[Sequence[tuple[int, int]]]) -> dict[str, Any]:
     return {"tau_0": zero / count, "tau_1": one / count, "ratio": one / zero, "low": low, "high": high}
 
 
-def speed(study: Study, draft: str) -> list[dict[str, Any]]:
-    """Pairs of plain and drafted runs, one prompt at a time, by workload and over all."""
-    options, found = study.options, []
+def speed(study: Study, draft: str, control: str) -> list[dict[str, Any]]:
+    """Pairs of plain and drafted runs, one prompt at a time, by workload and over all; as many as there is time for."""
+    options = study.options
     asked = gather(WORKLOADS, options.prompts)
-    for control in CONTROLS:
-        plan = Plan((study.spec(draft),), asked, options.max_tokens, repeats=options.pairs, control=control)
-        rows = [r for r in Runner(study.llm, plan, tell).run().rows if r.draft != PLAIN]
-        each = [{name: value for name, value in asdict(r).items() if name in KEPT} for r in rows]
-        found += [row | {"draft": draft, "control": control} for row in (*each, together(rows))]
-    return found
+    plan = Plan((study.spec(draft),), asked, options.max_tokens, repeats=options.pairs, control=control)
+    runner = Runner(study.llm, plan, study.tell)
+    try:
+        found = runner.run()
+    except Late:
+        found = runner.report(interrupted=True)
+    rows = [r for r in found.rows if r.draft != PLAIN]
+    each = [{name: value for name, value in asdict(r).items() if name in KEPT} for r in rows]
+    whole = [together(rows)] if [r.runs for r in rows] == [options.pairs] * len(asked) else []
+    return [row | {"draft": draft, "control": control} for row in (*each, *whole)]
 
 
 def together(rows: Sequence[Row]) -> dict[str, Any]:
@@ -239,13 +264,6 @@ def together(rows: Sequence[Row]) -> dict[str, Any]:
         "tau": sum(r.tokens for r in rows) / sum(r.rounds for r in rows),
         **{name: sum(getattr(r, name) for r in rows) for name in ("prompts", "equal", "compared")},
     }
-
-
-def tell(what: str, share: float) -> None:
-    print(f"{share:4.0%} {what}", file=sys.stderr, flush=True)
-
-
-MEASURES = {"tau": taus, "contexts": contexts, "speed": speed}
 
 
 def files(study: Study, drafts: Sequence[str]) -> dict[str, Any]:
@@ -285,26 +303,43 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=5, help="of a plain and a drafted run")
     parser.add_argument("--draft", action="append", help="a drafter (repeatable)")
     parser.add_argument("--part", action="append", choices=PARTS, help="what to measure (repeatable)")
+    parser.add_argument("--control", action="append", choices=CONTROLS, help="of the speed part (repeatable; both)")
+    parser.add_argument("--seconds", type=float, help="begin nothing after so long")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
+def work(options: argparse.Namespace) -> list[tuple[str, str, Callable[[Study, str], list[dict[str, Any]]]]]:
+    """What is to be done: part, drafter and how."""
+    drafts, parts = options.draft or DRAFTS, options.part or PARTS
+    fast = [d for d in drafts if options.draft or d != CHAIN]
+    some = {
+        "tau": [("tau", d, taus) for d in drafts],
+        "contexts": [("contexts", d, contexts) for d in drafts if not d.startswith("hybrid")],
+        "speed": [("speed", d, partial(speed, control=c)) for d in fast for c in options.control or CONTROLS],
+    }
+    return [one for part in parts for one in some[part]]
+
+
 def main() -> None:
     options = arguments()
+    until = time.monotonic() + (options.seconds or float("inf"))
+    todo, drafts = work(options), options.draft or DRAFTS
     llm = LLM(options.model, draft=PLAIN, device=options.device, prefix_cache=False)
     asked = gather(WORKLOADS, options.prompts)
-    study = Study(llm, options.model, options, {w.name: [p.encode(llm.tokenizer) for p in w.prompts] for w in asked})
-    drafts, parts = options.draft or DRAFTS, options.part or PARTS
+    study = Study(llm, options.model, options, {w.name: [p.encode(llm.tokenizer) for p in w.prompts] for w in asked}, until)
     settings = {"prompts": options.prompts, "max_tokens": options.max_tokens, "pairs": options.pairs, "batch": BATCH}
-    report: dict[str, Any] = {"complete": False, "settings": settings, **{part: [] for part in parts}}
-    report["provenance"] = provenance(llm, options.model) | {"drafters": files(study, drafts)}
+    report: dict[str, Any] = {"complete": False, "settings": settings, **{part: [] for part, _, _ in todo}}
+    command = ["trained.py", *reduced(sys.argv[1:])]
+    report["provenance"] = provenance(llm, options.model, command) | {"drafters": files(study, drafts)}
     report["prompts"] = {w.name: w.sha256 for w in asked}
-    work = [(p, d) for p in parts for d in drafts if p != "speed" or options.draft or d != CHAIN]
-    for done, (part, draft) in enumerate(work, 1):
-        rows = MEASURES[part](study, draft)
+    for done, (part, draft, measure) in enumerate(todo, 1):
+        if study.late:
+            break
+        rows = measure(study, draft)
         show(part, rows)
         report[part] += rows
-        report["complete"] = done == len(work)
+        report["complete"] = done == len(todo) and not study.late
         if options.json is not None:
             options.json.write_text(json.dumps(finite(report), indent=1) + "\n")
     wrong = [r for part in ("tau", "speed") for r in report.get(part, ()) if r["equal"] != r.get("compared", r["prompts"])]

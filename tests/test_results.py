@@ -6,11 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from outrider.plan.tasks import TASKS
+from outrider.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,3 +39,11 @@ def test_acceptance_of_every_task_with_a_published_range_is_in_the_readme() -> N
 def test_results_name_no_directories() -> None:
     for file in RESULTS.rglob("*.json"):
         assert not re.findall(r'"(?:/[\w.-]+){2,}', file.read_text()), file.name
+
+
+def test_provenance_names_the_version_of_the_source() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    for card in (ROOT / "src" / "outrider" / "shipped").glob("*/card.json"):
+        told = json.loads(card.read_text())["provenance"]["outrider"]
+        assert told and f"Outrider {told}," in (card.parent / "README.md").read_text()

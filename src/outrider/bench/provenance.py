@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from ..errors import OutriderError
 from ..llm import LLM
 from ..models import weights
 from ..models.weight_cache import sampled_digest
+from ..version import VERSION
 from .audit import fingerprint
 
 PACKAGES = ("torch", "transformers")
@@ -32,7 +32,7 @@ def provenance(llm: LLM, model: str, command: Sequence[str] | None = None) -> di
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": _shown(sys.argv) if command is None else list(command),
         "commit": commit(),
-        "outrider": __version__,
+        "outrider": VERSION,
         **{name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
