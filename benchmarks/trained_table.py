@@ -10,6 +10,8 @@ from typing import Any
 
 WORKLOADS = ("code", "chat", "summarise", "question", "creative", "math")
 ALL, EAGLE, PLAIN_CPU = "all", "eagle", "cpu"
+PARTS = ("tau", "contexts", "speed")
+CORES = 2
 MISSING = "not measured"
 WORDS = ("stretch", "bar", "below the bar")
 MINUTE = 60.0
@@ -48,22 +50,23 @@ TRAINING = Bar(
 
 @dataclass
 class Place:
-    """What was measured on one machine, by part: rows by what tells them apart, of which the latest counts."""
+    """What was measured on one machine with so many threads (0: a GPU), by part: rows by what tells them apart."""
 
     name: str
-    on_cpu: bool
+    threads: int
     rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = field(default_factory=dict)
     about: list[str] = field(default_factory=list)
 
     def take(self, report: dict[str, Any]) -> None:
         where, asked = report["provenance"], report["settings"]
-        for part in ("tau", "contexts", "speed"):
+        for part in PARTS:
             for row in report.get(part, ()):
                 key = (row["draft"], row["workload"], row.get("temperature"), row.get("control"))
-                self.rows.setdefault(part, {})[key] = row | {"asked": asked}
+                self.rows.setdefault(part, {})[key] = row
         self.about.append(
             f"torch {where['torch']}, {where['dtype']}, commit {str(where['commit'])[:7]}, {where['date'][:10]}: "
-            f"{asked['prompts']} prompts of each workload, {asked['max_tokens']} tokens, {asked['pairs']} pairs"
+            f"{', '.join(part for part in PARTS if report.get(part))} on {asked['prompts']} prompts of each workload, "
+            f"{asked['max_tokens']} tokens, {asked['pairs']} pairs" + ("" if report["complete"] else ", not to the end")
         )
 
     def find(self, part: str, *key: Any) -> dict[str, Any] | None:
@@ -75,19 +78,24 @@ class Place:
 
 
 def places(files: Iterable[Path]) -> list[Place]:
-    """All machines, a GPU first."""
-    reports = sorted((json.loads(f.read_text()) for f in files), key=lambda r: str(r["provenance"]["date"]))
+    """All machines, a GPU first. Of equal rows that of more prompts counts, then the later one."""
+    made = (json.loads(f.read_text()) for f in files)
+    reports = sorted(made, key=lambda r: (r["settings"]["prompts"], str(r["provenance"]["date"])))
     found: dict[str, Place] = {}
     for report in reports:
         where = report["provenance"]
-        on_cpu = str(where["device"]).startswith(PLAIN_CPU)
-        name = f"{where['cpu']}, {where['threads']} threads" if on_cpu else str(where["device"])
-        found.setdefault(name, Place(name, on_cpu)).take(report)
-    return sorted(found.values(), key=lambda p: p.on_cpu)
+        threads = int(where["threads"]) if str(where["device"]).startswith(PLAIN_CPU) else 0
+        name = f"{where['cpu']}, {threads} thread{'s'[: threads > 1]}" if threads else str(where["device"])
+        found.setdefault(name, Place(name, threads)).take(report)
+    return sorted(found.values(), key=lambda p: p.threads)
 
 
 def interval(found: dict[str, Any], digits: int = 2) -> str:
     return "" if found["low"] is None else f" [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
+
+
+def tau(row: dict[str, Any]) -> str:
+    return f"{row['tau']:.2f}" + (f" ± {row['spread']:.2f}" if row["prompts"] > 1 else "")
 
 
 def taus(place: Place) -> list[str]:
@@ -95,7 +103,7 @@ def taus(place: Place) -> list[str]:
     if None in rows:
         return []
     known = [r for r in rows if r is not None]
-    said = " / ".join(f"{r['tau']:.2f} ± {r['spread']:.2f}" for r in known)
+    said = " / ".join(tau(r) for r in known)
     return [TAU.line(said, [r["tau"] for r in known], place.name)]
 
 
@@ -130,32 +138,34 @@ def steps(files: Iterable[Path]) -> list[str]:
     return lines
 
 
-def training(file: Path) -> list[str]:
-    """Phases whose seconds nobody took count what their tokens make at the slowest speed seen."""
+def training(file: Path) -> tuple[list[str], list[str]]:
+    """The line, and how it comes about. Phases that nobody timed count what their tokens make at the slowest speed seen."""
     if not file.exists():
-        return []
+        return [], []
     report = json.loads(file.read_text())
     seconds = [p["seconds"] or p["tokens"] / min(p["tokens_per_second"]) for p in report["phases"]]
-    said = " + ".join(f"{s / MINUTE:.1f} ({p['what']})" for s, p in zip(seconds, report["phases"], strict=True))
     total = sum(seconds) / MINUTE
-    return [TRAINING.line(f"{total:.1f} minutes: {said}; {report['note']}", [total], report["card"])]
+    said = "; ".join(f"{p['what']}: {s / MINUTE:.1f}" for s, p in zip(seconds, report["phases"], strict=True))
+    line = TRAINING.line(f"{total:.1f} minutes", [total], report["card"])
+    return [line], ["", f"Minutes of that: {said}. {report['note']}"]
 
 
 def bars(found: Sequence[Place], results: Path) -> list[str]:
     """The table of what was asked for."""
-    gpu, cpu = ([p for p in found if p.on_cpu is which] for which in (False, True))
+    gpu, cpu = ([p for p in found if p.threads == threads] for threads in (0, CORES))
+    trained, how = training(results / "gpu" / "training_h200.json")
     rows: list[tuple[Bar, list[str]]] = [
         (TAU, [line for p in found for line in taus(p)]),
         (SAME, [line for p in found for line in same(p)]),
         (FAST_GPU, [line for p in gpu for line in fast(p, FAST_GPU)]),
         (FAST_CPU, [line for p in cpu for line in fast(p, FAST_CPU)]),
         (STEP, steps((results / "gpu").glob("heads*.json"))),
-        (TRAINING, training(results / "gpu" / "training_h200.json")),
+        (TRAINING, trained),
     ]
     lines = ["| what | at least | stretch | measured | on | reached |", "|---|---|---|---|---|---|"]
     for bar, known in rows:
         lines += known or [bar.line(MISSING, (), "")]
-    return lines
+    return lines + how
 
 
 def cards(shipped: Path) -> list[str]:
@@ -203,7 +213,7 @@ def depths(place: Place) -> list[str]:
 def machine(place: Place) -> list[str]:
     """Everything that was measured on one machine."""
     lines = ["", f"### On {place.name}", "", *(f"- {line}" for line in place.about)]
-    lines += grid("Tau ± its standard error over prompts:", place, "tau", lambda r: f"{r['tau']:.2f} ± {r['spread']:.2f}")
+    lines += grid("Tau ± its standard error over prompts:", place, "tau", tau)
     lines += depths(place)
     same_contexts = "Tokens of one round at T = 1 over those at T = 0, from the same contexts [95 % interval over prompts]:"
     lines += grid(same_contexts, place, "contexts", lambda r: f"{r['ratio']:.2f}{interval(r)}")
@@ -218,7 +228,8 @@ def section(results: Path, shipped: Path) -> str:
         "",
         "Three drafters for the embedded model, SmolLM2-135M-Instruct, come with the package. Prompts are those of six workloads "
         f"({', '.join(WORKLOADS)}) on which nothing was trained; *all* is the six together. Written by `python "
-        "benchmarks/report.py` from `benchmarks/results/`, which `benchmarks/trained.py` fills, and from the cards.",
+        "benchmarks/report.py` from `benchmarks/results/`, which `benchmarks/trained.py` fills, and from the cards. "
+        "What is *reached* goes by means and medians; how sure they are, the intervals tell.",
         "",
         *bars(found, results),
         "",
