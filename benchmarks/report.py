@@ -1,7 +1,7 @@
-"""Write the README's numbers from the committed results, so that no figure is typed by hand.
+"""Write the numbers of README.md and docs/training.md from the committed results, so that no figure is typed by hand.
 
-python benchmarks/report.py            # rewrite README.md between its markers
-python benchmarks/report.py --check    # exit 1 if it is out of date
+python benchmarks/report.py            # rewrite both pages between their markers
+python benchmarks/report.py --check    # exit 1 if one is out of date
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import trained_table
+
 from outrider.plan.tasks import TASKS
+from outrider.trained import SHIPPED
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -95,24 +98,34 @@ def _conditions(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def updated(readme: str, section: str) -> str:
-    """The README with its numbers section replaced."""
-    before, rest = readme.split(BEGIN, 1)
+def updated(page: str, section: str) -> str:
+    """The page with its numbers section replaced."""
+    before, rest = page.split(BEGIN, 1)
     return f"{before}{BEGIN}\n{section}\n{END}{rest.split(END, 1)[1]}"
+
+
+def sections() -> dict[str, str]:
+    """What goes between the markers of each page, by its path."""
+    core = json.loads((RESULTS / "core_cpu.json").read_text())
+    asked = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("acceptance*_cpu.json"))]
+    return {
+        "README.md": f"{tables(core)}\n\n{acceptance(asked)}",
+        "docs/training.md": trained_table.section(RESULTS, SHIPPED),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     given = parser.parse_args()
-    path = HERE.parent / "README.md"
-    old = path.read_text()
-    core = json.loads((RESULTS / "core_cpu.json").read_text())
-    asked = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("acceptance*_cpu.json"))]
-    new = updated(old, f"{tables(core)}\n\n{acceptance(asked)}")
-    if given.check:
-        sys.exit(0 if new == old else "README.md is out of date: run python benchmarks/report.py")
-    path.write_text(new)
+    for name, section in sections().items():
+        path = HERE.parent / name
+        old = path.read_text()
+        new = updated(old, section)
+        if given.check and new != old:
+            sys.exit(f"{name} is out of date: run python benchmarks/report.py")
+        if new != old:
+            path.write_text(new)
 
 
 if __name__ == "__main__":

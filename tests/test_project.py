@@ -21,7 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LAYERS = (
-    {"types", "results", "errors"},
+    {"types", "results", "errors", "version"},
     {"config"},
     {"protocols"},
     {"registry", "trained", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},

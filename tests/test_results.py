@@ -6,11 +6,18 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from outrider.plan.tasks import TASKS
+from outrider.train import again
+from outrider.train.data import Writing
+from outrider.train.loop import Recipe
+from outrider.train.run import method
+from outrider.version import VERSION
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,3 +44,22 @@ def test_acceptance_of_every_task_with_a_published_range_is_in_the_readme() -> N
 def test_results_name_no_directories() -> None:
     for file in RESULTS.rglob("*.json"):
         assert not re.findall(r'"(?:/[\w.-]+){2,}', file.read_text()), file.name
+
+
+def test_provenance_names_the_version_of_the_source() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == VERSION
+    for card in (ROOT / "src" / "outrider" / "shipped").glob("*/card.json"):
+        told = json.loads(card.read_text())["provenance"]["outrider"]
+        assert told and f"Outrider {told}," in (card.parent / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", again.names())
+def test_the_shipped_cards_lead_to_the_run_they_tell_of(name: str) -> None:
+    card = again.read(again.SHIPPED + name)
+    asked = again.settings(card)
+    assert method(again.spec(card))[2] == method(card["command"].split()[2])[2] == card["options"]
+    assert asdict(Recipe(**asked["recipe"])) == card["training"]["recipe"]
+    writing = Writing(**asked["writing"])
+    told = {k: card["data"][k] for k in ("model", "fingerprint", "settings")}
+    assert writing.identity(card["model"], card["fingerprint"]) == told and writing.tokens == card["data"]["taught"]

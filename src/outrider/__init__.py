@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from .version import VERSION
+
+__version__ = VERSION
 __all__ = ["LLM", "Drafter", "Proposal", "SamplingParams", "Verdict", "register"]
 
 if TYPE_CHECKING:

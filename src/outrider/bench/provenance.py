@@ -18,9 +18,10 @@ from ..errors import OutriderError
 from ..llm import LLM
 from ..models import weights
 from ..models.weight_cache import sampled_digest
+from ..version import VERSION
 from .audit import fingerprint
 
-PACKAGES = ("outrider", "torch", "transformers")
+PACKAGES = ("torch", "transformers")
 HERE = Path(__file__).parent
 
 
@@ -31,6 +32,7 @@ def provenance(llm: LLM, model: str, command: Sequence[str] | None = None) -> di
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": _shown(sys.argv) if command is None else list(command),
         "commit": commit(),
+        "outrider": VERSION,
         **{name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from ..config import SamplingParams
 from ..errors import OutriderError
@@ -45,6 +44,15 @@ class Score:
     equal: int
 
 
+@dataclass(slots=True)
+class Answers:
+    """Answers to several prompts: their tokens, tokens per round of each, and the counters of all rounds."""
+
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    taus: list[float] = field(default_factory=list)
+    total: Stats = field(default_factory=Stats)
+
+
 def held_prompts(corpus: Corpus, count: int) -> list[list[int]]:
     """Prompts of held-out texts, each once."""
     found = dict.fromkeys(tuple(corpus.text(i)[: int(corpus.prompts[i])].tolist()) for i in corpus.split(True))
@@ -57,23 +65,24 @@ def examine(llm: LLM, draft: str, prompts: Sequence[list[int]], exam: Exam, tell
     for done, temperature in enumerate(exam.temperatures):
         tell(f"held-out prompts at T = {temperature:g}", done / len(exam.temperatures))
         llm.switch(PLAIN)
-        plain, _, _ = _answers(llm, prompts, exam, temperature)
+        plain = answer(llm, prompts, exam, temperature).tokens
         llm.switch(draft, control="fixed")
-        drafted, total, taus = _answers(llm, prompts, exam, temperature)
+        found = answer(llm, prompts, exam, temperature)
         if not llm.engine.drafter.working:
             raise OutriderError(f"{draft} cannot draft for {llm.name}: {llm.engine.drafter.reason}")
-        scores.append(_score(temperature, total, taus, sum(a == b for a, b in zip(plain, drafted, strict=True))))
+        scores.append(score(found, temperature, plain))
     llm.switch(PLAIN)
     return scores
 
 
-def _answers(llm: LLM, prompts: Sequence[list[int]], exam: Exam, temperature: float) -> tuple[list[Any], Stats, list[float]]:
-    total, answers, taus = Stats(), [], []
+def answer(llm: LLM, prompts: Sequence[list[int]], exam: Exam, temperature: float) -> Answers:
+    """All prompts answered with the drafter in use."""
+    found = Answers()
 
     def hear(event: StepEvent) -> None:
         for item in event.committed:
             if not item.late:
-                add(total, item)
+                add(found.total, item)
 
     llm.engine.sinks.append(hear)
     try:
@@ -81,15 +90,18 @@ def _answers(llm: LLM, prompts: Sequence[list[int]], exam: Exam, temperature: fl
             some = prompts[start : start + exam.batch]
             params = SamplingParams(temperature=temperature, max_tokens=exam.answer, seed=exam.seed)
             for result in llm.generate(some, params):
-                answers.append(result.token_ids)
-                taus.append(result.stats.tokens_per_round)
+                found.tokens.append(result.token_ids)
+                found.taus.append(result.stats.tokens_per_round)
     finally:
         llm.engine.sinks.remove(hear)
-    return answers, total, taus
+    return found
 
 
-def _score(temperature: float, total: Stats, taus: list[float], equal: int) -> Score:
+def score(found: Answers, temperature: float, plain: Sequence[tuple[int, ...]]) -> Score:
+    """Answers at one temperature, judged by the plain ones."""
+    total, taus = found.total, found.taus
     by_position = tuple(round(a / max(o, 1), 4) for a, o in zip(total.accepted_at, total.offered_at, strict=True))
     spread = statistics.stdev(taus) / math.sqrt(len(taus)) if len(taus) > 1 else 0.0
     rate, tau = total.accepted / max(1, total.drafted), total.tokens / max(1, total.rounds)
+    equal = sum(a == b for a, b in zip(plain, found.tokens, strict=True))
     return Score(temperature, round(tau, 4), round(spread, 4), round(rate, 4), by_position, total.tokens, len(taus), equal)
