@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import BadInput, OutriderError
+from ..version import VERSION
 from . import options as o
 from .drafters import AUTO, check_draft
 
@@ -149,7 +150,7 @@ def versions() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         yield Finding("versions", "outrider", "not installed as a package", note="versions of its dependencies are not checked")
         return
-    yield Finding("versions", "outrider", metadata.version("outrider"))
+    yield Finding("versions", "outrider", VERSION)
     for need in sorted((r for r in asked if r.marker is None), key=lambda r: r.name):
         try:
             have = metadata.version(need.name)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import metadata
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -22,6 +21,7 @@ from ..config import SamplingParams
 from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from ..types import Request as Sample
+from ..version import VERSION
 from ..watch.gain import Gain
 from . import faults
 from .calls import Form
@@ -39,7 +39,6 @@ from .tools import Prompter, offered, required
 from .traces import Traces
 from .worker import Worker
 
-VERSION = metadata.version("outrider")
 EXACT = 11
 """Bits that a drawn seed gives up: below 2**53, every JSON reader keeps it whole."""
 ERRORS: dict[int | str, dict[str, Any]] = {

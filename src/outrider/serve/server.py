@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -191,9 +192,12 @@ def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
 def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:
     """Serve until a signal says otherwise, at `sock` if it is given. Returns why the engine gave up, if it did."""
     house, meters = open_house(llm, settings)
+    gc.collect()
+    gc.freeze()  # the model's objects are for good: a full collection over them stops every stream for half a second
     try:
         Server(house, meters, ready).run(sockets=None if sock is None else [sock])
     finally:
+        gc.unfreeze()
         house.worker.close()
         house.close()
     return house.worker.failed
