@@ -18,7 +18,7 @@ from outrider.errors import BadInput, OutriderWarning
 from outrider.protocols import Drafter, KVNeed, Needs
 from outrider.types import NONE, PROBE, Batch, Budget, PassRows, Proposal, Scores, Slots, Verdict
 
-from .. import probes, tiny
+from .. import heads, probes, tiny
 from ..contract.test_text import OPTIONS, answers, check_statistics, plain, requests
 from ..test_tree import Nodes, forests, words
 
@@ -471,3 +471,29 @@ def test_a_members_own_expectation_is_corrected_by_what_came_true() -> None:
     for _ in range(30):
         record.count(1)
     assert 1.0 < member.worth(request) < 1.6
+
+
+def test_what_all_members_take_is_the_hybrids_memory() -> None:
+    class Heavy(Mute):
+        def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+            return 10 * dtype.itemsize, 3
+
+    assert Hybrid.of([Heavy(), Mute(), Heavy()]).memory(torch.float32) == (80, 6)
+
+
+def test_one_that_must_be_whole_does_not_start_without_a_member() -> None:
+    made = Hybrid.of([Mute(), Crasher("start", 0)])
+    made.whole = True
+    with pytest.warns(OutriderWarning, match="'hybrid' was switched off: it failed to start with ZeroDivisionError"):
+        tiny.World().engine(made)
+
+
+def test_beginnings_are_shared_as_far_as_the_owner_of_kv_allows() -> None:
+    """Lookup, which has a store of finished texts and no KV, has no say in it."""
+    owner = heads.eagle()
+    made = Hybrid.of([registry.parse("suffix"), owner])
+    engine = tiny.World().engine(made)
+    request = tiny.request(list(range(2, 22)), SamplingParams(max_tokens=4, temperature=0.0))
+    engine.add(request)
+    engine.step()
+    assert made.shared(request) == owner.shared(request) > 0

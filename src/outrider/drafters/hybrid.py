@@ -19,9 +19,10 @@ import contextlib
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from .. import registry, tree
@@ -145,14 +146,29 @@ class Hybrid(Drafter):
 
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`members`: drafters from the cheapest to the dearest, as NAME+NAME(key=value;key=value); `merge`: ask all and merge
-        their guesses into one tree, instead of one after the other."""
+        """`members`: drafters from the cheapest to the dearest, as NAME+NAME(key=value;key=value), by default suffix and the best
+        one that was trained for the model, if any was; `merge`: ask all and merge their guesses into one tree, instead of one
+        after the other; `whole`: without one of its members it shall not start."""
 
         members: str = "suffix+ngram"
         merge: bool = False
+        whole: bool = False
 
     def __init__(self, config: Config) -> None:
-        self._join([registry.parse(spec) for spec in members(config.members)], config.merge)
+        self._join([registry.parse(spec) for spec in members(config.members)], config.merge, config.whole)
+
+    @classmethod
+    def composed(cls, config: Config, find: registry.Finder) -> Hybrid:
+        """A hybrid whose members have from `find` what their specs leave out."""
+        drafters = [registry.parse(spec, find(spec), find) for spec in members(config.members)]
+        made = cls.__new__(cls)
+        made._join(drafters, config.merge, config.whole)
+        return made
+
+    @classmethod
+    def within(cls, values: Mapping[str, str]) -> list[str]:
+        """The members' specs, as options give them."""
+        return members(values.get("members", cls.Config().members))
 
     @classmethod
     def of(cls, drafters: Sequence[Drafter], merge: bool = False) -> Hybrid:
@@ -161,12 +177,12 @@ class Hybrid(Drafter):
         made._join(drafters, merge)
         return made
 
-    def _join(self, drafters: Sequence[Drafter], merge: bool) -> None:
+    def _join(self, drafters: Sequence[Drafter], merge: bool, whole: bool = False) -> None:
         owners = [d.name for d in drafters if d.needs.kv is not None]
         if len(owners) > 1:
             raise BadInput(f"hybrid: {' and '.join(owners)} each want KV memory in the target's pool, which serves one; drop one")
         self.members = [Member(drafter, i) for i, drafter in enumerate(drafters)]
-        self.merge, self.depth = merge, max(d.depth for d in drafters)
+        self.merge, self.whole, self.depth = merge, whole, max(d.depth for d in drafters)
         self.nodes = sum(d.nodes for d in drafters) if merge else max(d.nodes for d in drafters)
         features = dict.fromkeys(f for d in drafters for f in d.needs.features)
         kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
@@ -176,6 +192,11 @@ class Hybrid(Drafter):
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._pass, self._ended, self._rounds = Clock(), 0.0, 0
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """What all members take."""
+        each = [member.drafter.memory(dtype) for member in self.members]
+        return sum(once for once, _ in each), sum(token for _, token in each)
 
     def isolate(self) -> None:
         """Let the members that can keep groups apart do so."""
@@ -194,6 +215,8 @@ class Hybrid(Drafter):
             except OutriderError:
                 raise
             except (Exception, SystemExit) as error:
+                if self.whole:
+                    raise
                 self._stop(member, f"it failed to start with {type(error).__name__}: {error}")
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
@@ -337,8 +360,8 @@ class Hybrid(Drafter):
 
     def shared(self, request: Request) -> int:
         """See `protocols.Sharing`."""
-        sharing = [m.drafter for m in self.members if m.reason is None and isinstance(m.drafter, Sharing)]
-        return min((d.shared(request) for d in sharing), default=len(request.tokens))
+        owners = [m.drafter for m in self.members if m.reason is None and m.drafter.needs.kv is not None]
+        return min((d.shared(request) for d in owners if isinstance(d, Sharing)), default=len(request.tokens))
 
     def release(self, request: Request) -> None:
         for member in self.members:
