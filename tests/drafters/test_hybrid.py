@@ -473,6 +473,58 @@ def test_a_members_own_expectation_is_corrected_by_what_came_true() -> None:
     assert 1.0 < member.worth(request) < 1.6
 
 
+def test_members_that_can_keep_groups_apart_do_so() -> None:
+    """What one group's text ended with is no guess for another's."""
+    told = SamplingParams(max_tokens=6, temperature=0.0)
+
+    def guesses(isolated: bool) -> int:
+        made = Hybrid.of([registry.parse("suffix"), heads.eagle()])
+        if isolated:
+            made.isolate()
+        lookup = made.members[0].drafter
+        first, second = (replace(tiny.request([2, 3, 4], told), id=i, group=name) for i, name in ((1, "a"), (2, "b")))
+        some = Batch((second,), (1,), (True,), (20,))
+        tiny.World().engine(made)
+        first.tokens += [7, 8, 9, 10, 7, 8, 9, 11]
+        lookup.propose(Batch((first,), (1,), (True,), (20,)), Budget((4,), (4,)))
+        made.release(first)
+        second.tokens += [7, 8, 9]
+        return lookup.propose(some, Budget((4,), (4,))).widths[0]
+
+    assert guesses(False) > 0 == guesses(True)
+
+
+def test_a_lesser_guess_stands_beside_the_better_one_where_its_rows_are_worth_it() -> None:
+    one, two = Told("one", [5, 6]), Told("two", [9, 10, 11, 12])
+    made = started(one, two)
+    some = batch(1)
+    guess = play(made, some, lambda s: 0, 1)[0]
+    assert sorted(guess.source[0].tolist()) == [0, 0, 1, 1, 1, 1] and guess.widths == (6,), "both, until one is known to be bad"
+    late = play(made, some, lambda s: 4 if s[0] == 1 else 0, 60)[-20:]
+    assert sum(g.source[0].tolist() == [1] * 4 for g in late) >= 15
+    drawn = started(Told("one", [5, 6]), Told("two", [9, 10, 11, 12]))
+    assert all(len(set(g.source[0].tolist())) == 1 for g in play(drawn, batch(1, "rejection"), lambda s: 1, 20))
+
+
+def test_promises_are_kept_apart_by_how_much_they_promise() -> None:
+    member = Member(registry.parse("suffix"), 0)
+    request = tiny.request([1, 2])
+    record = member.record(request)
+    for _ in range(30):
+        for promise, kept in ((1.0, 0), (8.0, 8)):
+            record.promise = promise
+            member.count(request, kept)
+    other = tiny.request([1, 2])
+    for one, share in ((request, 0.1), (other, 0.3)):
+        member.record(one).promise = 1.0
+        assert member.worth(one) < share
+        member.record(one).promise = 8.0
+        assert member.worth(one) > 7.0
+    strict = tiny.request([1, 2], SamplingParams(temperature=1.0), rule="rejection")
+    member.record(strict).promise = 1.0
+    assert member.worth(strict) == 1.0, "its text must not depend on what others wrote"
+
+
 def test_what_all_members_take_is_the_hybrids_memory() -> None:
     class Heavy(Mute):
         def memory(self, dtype: torch.dtype) -> tuple[int, int]:
