@@ -58,7 +58,7 @@ class Goodput:
 
     def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
         self.costs = Costs()
-        self._shape = Shape(drafter)
+        self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._book = Book(drafter.depth)
         self._allowance = Allowance()
         self._story = Story(self.name, clock)
@@ -224,6 +224,7 @@ class Goodput:
             np.array([min(high, self._shape.depth) for _, high in limits]),
             self._book.width(self._shape.width),
             np.array([reach.of(s.reach, reached, offering) for s in states]),
+            self._paced,
         )
 
     def _why(self, planner: Planner, plan: Plan) -> str:

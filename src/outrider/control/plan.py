@@ -22,7 +22,8 @@ class Load:
     """A round before anyone guesses. `batch` requests share the pass, `ready` of them get a token, with `rows` rows. Of the N
     requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
     bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
-    before it were accepted, where it is known apart from `offer` (who offers much mostly knows why)."""
+    before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
+    drafter itself goes no deeper than it pays, so that it is let or not."""
 
     batch: int
     ready: int
@@ -33,6 +34,7 @@ class Load:
     high: Ints
     width: float = 1.0
     reach: Floats | None = None
+    paced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ class Planner:
         tokens, seconds = self._totals(np.arange(high))
         levels = np.arange(high + 1.0)
         speed = tokens / (seconds + self.costs.drafts(1, levels) + self._wait * (levels > 0))
+        if self.load.paced:
+            speed[1:-1] = 0.0
         depth = int(speed.argmax())
         return Plan((depth,), float(speed[depth]))
 

@@ -6,9 +6,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ..control.costs import Floats
+from ..control.rates import Rates, Track
 from ..errors import BadInput
 from ..protocols import Drafter
-from ..types import Batch, Budget, Request
+from ..types import Budget, Request
 
 _DECAY = 0.9
 """How much of what was counted is left after a round."""
@@ -16,6 +20,8 @@ _PRIOR = 4.0
 """Weight of what is believed of a member before anything was seen, in guesses."""
 
 
+_HOPED = 0.6
+"""Chance of a guess that is believed before anything was seen."""
 _COMMON = 0.98
 """How much of everybody's record is left after a guess of the same grade."""
 
@@ -42,11 +48,14 @@ def grade(promise: float) -> int:
 
 @dataclass(slots=True)
 class Record(Tally):
-    """What one member did for one request, lately: `grades` of its promises, and how often it was `asked`."""
+    """What one member did for one request, lately: `grades` of its promises, how often it was `asked`, and what came true by
+    level (`track`). `promise` and `levels` are those of its guess at hand."""
 
     asked: float = 0.0
     promise: float = 0.0
+    levels: int = 0
     grades: dict[int, Tally] = field(default_factory=dict)
+    track: Track = field(default_factory=lambda: Track.empty(0))
 
     def count(self, accepted: int) -> None:
         """Book a round in which the member was asked."""
@@ -81,7 +90,8 @@ class Member:
 
     def __init__(self, drafter: Drafter, index: int) -> None:
         self.drafter, self.index = drafter, index
-        self.clock, self.records = Clock(), dict[int, Record]()
+        self.clock, self.pace, self.records = Clock(), Clock(), dict[int, Record]()
+        self.rates = Rates(max(1, drafter.depth), _HOPED)
         self.common: dict[int, Tally] = {}
         self.reason: str | None = None
         self.strikes = 0
@@ -89,7 +99,9 @@ class Member:
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
     def record(self, request: Request) -> Record:
-        return self.records.setdefault(request.id, Record())
+        if request.id not in self.records:
+            self.records[request.id] = Record(track=self.rates.track())
+        return self.records[request.id]
 
     def worth(self, request: Request) -> float:
         """Tokens its guess at hand is expected to bring: what it promises, as far as promises of that grade came true in this
@@ -104,6 +116,7 @@ class Member:
         """Book a round in which it was asked for a request."""
         record = self.records[request.id]
         record.count(accepted)
+        self.rates.learn([(record.track, min(accepted, record.levels), record.levels)])
         self.common.setdefault(grade(record.promise), Tally()).add(record.promise, accepted, _COMMON)
 
     def promise(self, request: Request, levels: int) -> float:
@@ -116,15 +129,29 @@ class Member:
         record = self.record(request)
         return (record.accepted + self.drafter.depth / 2) / (record.asked + 1)
 
-    def budget(self, batch: Batch, budget: Budget, asked: Sequence[bool], used: Sequence[int]) -> Budget:
-        """What it may spend: its own depth (or the one the request names) and nodes, of those that are not `used`."""
-        depths, nodes = [], []
-        for b, request in enumerate(batch.requests):
-            room = budget.nodes[b] - used[b] if asked[b] else 0
-            wish = self.drafter.depth if request.params.depth is None else request.params.depth
-            depth = max(0, min(budget.depth[b], wish, room))
-            depths.append(depth)
-            nodes.append(min(room, max(self.drafter.nodes, depth)) if depth else 0)
+    def wish(self, request: Request) -> int:
+        """Levels it would like to guess, or those the request names."""
+        return self.drafter.depth if request.params.depth is None else request.params.depth
+
+    def rows(self, levels: int) -> int:
+        """Nodes of a guess of so many levels."""
+        own = max(1, self.drafter.depth)
+        return max(levels, -(-self.drafter.nodes * min(levels, own) // own))
+
+    def best(self, request: Request, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
+        """Of up to `most` levels as many as bring most tokens per second if it is asked, and how many that is. `passes`: seconds
+        of a pass by the rows of guesses in it; `spent`: seconds spent already."""
+        chances = self.rates.of(self.record(request).track, self.rates.everybody())[:most]
+        levels = np.arange(1.0, len(chances) + 1)
+        rows = np.array([float(self.rows(int(n))) for n in levels])
+        speed = (1 + np.cumsum(np.cumprod(chances))) / (spent + self.pace.seconds * levels + passes(rows))
+        at = int(speed.argmax())
+        return at + 1, float(speed[at])
+
+    def budget(self, levels: Sequence[int], budget: Budget, used: Sequence[int]) -> Budget:
+        """What it may spend for so many levels, of the nodes that are not `used`."""
+        depths = [max(0, min(n, room - u)) for n, room, u in zip(levels, budget.nodes, used, strict=True)]
+        nodes = [min(room - u, self.rows(d)) if d else 0 for d, room, u in zip(depths, budget.nodes, used, strict=True)]
         return Budget(tuple(depths), tuple(nodes))
 
 

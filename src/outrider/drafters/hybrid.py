@@ -22,16 +22,18 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .. import registry, tree
+from ..control.costs import Costs, Floats
 from ..errors import BadInput, OutriderError, OutriderWarning
 from ..protocols import Drafter, Isolating, Needs, Sharing, Start
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
-from ._members import Clock, Member, members
+from ._members import Member, members
 
 _EXPLORE = 64
 """Rounds after which all members are asked once, to measure them anew."""
@@ -41,9 +43,20 @@ _PATIENCE = 3
 """Unsound proposals before a member is switched off."""
 
 
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A guess at hand: tokens it is expected to bring, its rows, and the seconds spent until now."""
+
+    value: float
+    width: int
+    spent: float
+
+
 @register("hybrid")
 class Hybrid(Drafter):
     """A cascade of drafters, or their guesses in one tree."""
+
+    paced: bool
 
     @dataclass(frozen=True, slots=True)
     class Config:
@@ -84,6 +97,7 @@ class Hybrid(Drafter):
             raise BadInput(f"hybrid: {' and '.join(owners)} each want KV memory in the target's pool, which serves one; drop one")
         self.members = [Member(drafter, i) for i, drafter in enumerate(drafters)]
         self.merge, self.whole, self.depth = merge, whole, max(d.depth for d in drafters)
+        self.paced = not merge
         self.nodes = sum(d.nodes for d in drafters)
         features = dict.fromkeys(f for d in drafters for f in d.needs.features)
         kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
@@ -92,7 +106,12 @@ class Hybrid(Drafter):
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._pass, self._ended, self._rounds = Clock(), 0.0, 0
+        self._costs, self._timed, self._rounds = Costs(), False, 0
+        self._ended, self._sent, self._passed = (
+            0.0,
+            (0, 0),
+            0,
+        )  # the last guess: when, for how many, in how many rows, rounds since
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """What all members take."""
@@ -125,10 +144,12 @@ class Hybrid(Drafter):
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
         started = time.perf_counter()
-        if self._ended:
-            self._pass.add(started - self._ended)
+        if self._passed == 1:
+            self._costs.add_verify(*self._sent, started - self._ended)
+            self._timed = True
         self._rounds += 1
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
+        self._sent, self._passed = (len(batch), sum(batch.pending) + sum(whole.widths)), 0
         self._ended = time.perf_counter()
         return whole
 
@@ -138,13 +159,15 @@ class Hybrid(Drafter):
         for member in self.members:
             if member.reason is not None:
                 continue
-            asked = [
-                n > 0 and (best[b] == NONE or self._pays(member, batch.requests[b], value[b], spent))
-                for b, n in enumerate(budget.nodes)
+            hands = [
+                Hand(v, 0 if c == NONE else self._parts[c].widths[b], spent)
+                for b, (c, v) in enumerate(zip(best, value, strict=True))
             ]
+            levels = [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
+            asked = [n > 0 for n in levels]
             if not any(asked):
                 continue
-            part, seconds = self._ask(member, batch, member.budget(batch, budget, asked, none))
+            part, seconds = self._ask(member, batch, member.budget(levels, budget, none))
             spent += seconds
             if part is None:
                 continue
@@ -190,7 +213,8 @@ class Hybrid(Drafter):
         self._parts, used, asked = {}, [0] * len(batch), [n > 0 for n in budget.nodes]
         for member in sorted(self.members, key=lambda m: m.drafter.needs.kv is None):  # whose KV is moved keeps its columns
             if member.reason is None:
-                part, _ = self._ask(member, batch, member.budget(batch, budget, asked, used))
+                levels = [min(d, member.wish(r)) for d, r in zip(budget.depth, batch.requests, strict=True)]
+                part, _ = self._ask(member, batch, member.budget(levels, budget, used))
                 used = [u + w for u, w in zip(used, part.widths if part is not None else [0] * len(used), strict=True)]
         if not self._parts:
             return Proposal.empty(len(batch), self._start.device)
@@ -201,15 +225,27 @@ class Hybrid(Drafter):
         self._maps = dict(zip(self._parts, maps, strict=True))
         return whole
 
-    def _pays(self, member: Member, request: Request, now: float, spent: float) -> bool:
-        """Whether asking one more member is expected to bring more tokens per second than the guess at hand."""
-        outlook = member.outlook(request)
+    def _levels(self, member: Member, batch: Batch, budget: Budget, b: int, hand: Hand) -> int:
+        """How many levels a member is to guess for request b; 0 where that is not expected to bring more tokens per second than
+        the guess at hand. Where there is none, at least one."""
+        request = batch.requests[b]
+        most = min(budget.depth[b], member.wish(request)) if budget.nodes[b] else 0
+        if not most:
+            return 0
         if request.classical:
-            return outlook > now
-        if self._rounds % _EXPLORE == 0:
-            return True
-        base = self._pass.seconds + spent
-        return (1 + outlook) * base > (1 + now) * (base + member.clock.seconds)
+            return most if not hand.width or member.outlook(request) > hand.value else 0
+        if self._rounds % _EXPLORE == 0 or (not member.index and not hand.width) or not member.pace.seconds:
+            return most
+        count = len(batch)
+
+        def passes(rows: Floats) -> Floats:
+            return self._costs.verify(count, sum(batch.pending) + rows * count) if self._timed else np.zeros_like(rows)
+
+        levels, speed = member.best(request, most, passes, hand.spent)
+        if request.params.depth is not None:
+            levels = most
+        now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
+        return levels if not hand.width or speed > now else 0
 
     def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
         """A member's guesses, if they are sound, and the seconds they took."""
@@ -233,12 +269,14 @@ class Hybrid(Drafter):
             self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
         member.clock.add(seconds)
+        member.pace.add(seconds / max(1, *budget.depth))
         if part is None:
             return None, seconds
         for b, request in enumerate(batch.requests):
             if budget.nodes[b]:
                 levels = min(budget.depth[b], part.widths[b])
-                member.record(request).promise = member.promise(request, levels) if levels else 0.0
+                record = member.record(request)
+                record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
         part = self._parts[member.index] = _joint.signed(part, member.index)
         return part, seconds
 
@@ -250,6 +288,7 @@ class Hybrid(Drafter):
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
+        self._passed += 1
         parts, maps = (self._parts, self._maps) if proposal.columns else ({}, {})
         self._parts, self._maps = {}, {}
         for member in self.members:
