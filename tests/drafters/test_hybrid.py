@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -494,16 +495,43 @@ def test_members_that_can_keep_groups_apart_do_so() -> None:
     assert guesses(False) > 0 == guesses(True)
 
 
-def test_a_lesser_guess_stands_beside_the_better_one_where_its_rows_are_worth_it() -> None:
-    one, two = Told("one", [5, 6]), Told("two", [9, 10, 11, 12])
-    made = started(one, two)
-    some = batch(1)
-    guess = play(made, some, lambda s: 0, 1)[0]
-    assert sorted(guess.source[0].tolist()) == [0, 0, 1, 1, 1, 1] and guess.widths == (6,), "both, until one is known to be bad"
-    late = play(made, some, lambda s: 4 if s[0] == 1 else 0, 60)[-20:]
-    assert sum(g.source[0].tolist() == [1] * 4 for g in late) >= 15
+def test_a_lesser_guess_stands_beside_the_better_one_where_its_rows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("outrider.drafters.hybrid.time.perf_counter", lambda: now[0])
+
+    class Timed(Told):
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            now[0] += 0.01
+            return super().propose(some, budget)
+
+    def kept(sources: list[int]) -> int:
+        now[0] += 1.0  # the pass
+        return sources.count(1) if sources[0] == 1 else 0
+
+    made = started(Told("one", [5, 6]), Timed("two", [9, 10, 11, 12]))
+    guesses = play(made, batch(1), kept, 60)
+    assert sorted(guesses[0].source[0].tolist()) == [0, 0, 1, 1], "both, of the second a first look of two levels"
+    assert sum(g.source[0].tolist() == [1] * 4 for g in guesses[-20:]) >= 15, "until one is known to be bad"
     drawn = started(Told("one", [5, 6]), Told("two", [9, 10, 11, 12]))
     assert all(len(set(g.source[0].tolist())) == 1 for g in play(drawn, batch(1, "rejection"), lambda s: 1, 20))
+
+
+def test_a_member_looks_ahead_as_far_as_it_pays() -> None:
+    member, request = Member(Told("x", [5, 6, 7, 8]), 0), tiny.request([1, 2])
+    member.pace.add(0.1)
+
+    def passes(rows: np.ndarray) -> np.ndarray:
+        return 1.0 + 0.02 * rows
+
+    for _ in range(60):
+        record = member.record(request)
+        record.promise, record.levels = 4.0, 4
+        member.count(request, 2)
+    assert member.best(request, 4, passes, 0.0)[0] == 2 and member.best(request, 1, passes, 0.0)[0] == 1
+    for _ in range(60):
+        member.count(request, 4)
+    levels, speed = member.best(request, 4, passes, 0.0)
+    assert levels == 4 and speed == pytest.approx(5 / 1.48, rel=0.1)
 
 
 def test_promises_are_kept_apart_by_how_much_they_promise() -> None:

@@ -82,10 +82,8 @@ class Planner:
         tokens, seconds = self._totals(np.arange(high))
         levels = np.arange(high + 1.0)
         speed = tokens / (seconds + self.costs.drafts(1, levels) + self._wait * (levels > 0))
-        if self.load.paced:
-            speed[1:-1] = 0.0
         depth = int(speed.argmax())
-        return Plan((depth,), float(speed[depth]))
+        return Plan((high if depth and self.load.paced else depth,), float(speed[depth]))
 
     def _up_to(self, limit: int) -> Plan | None:
         """The best plan whose free depths are at most `limit`."""

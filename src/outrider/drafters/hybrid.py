@@ -37,6 +37,10 @@ from ._members import Member, members
 
 _EXPLORE = 64
 """Rounds after which all members are asked once, to measure them anew."""
+_FIRST = 2
+"""Levels of the first guess of a member whose time is not known."""
+_DEEPER = 6
+"""Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
 """Tokens that each row of a lesser guess must be expected to bring to be verified beside the better one."""
 _PATIENCE = 3
@@ -234,8 +238,10 @@ class Hybrid(Drafter):
             return 0
         if request.classical:
             return most if not hand.width or member.outlook(request) > hand.value else 0
-        if self._rounds % _EXPLORE == 0 or (not member.index and not hand.width) or not member.pace.seconds:
+        if self._rounds % _EXPLORE == 0 or (not member.index and not hand.width):
             return most
+        if not member.pace.seconds and request.params.depth is None:
+            return min(most, _FIRST)
         count = len(batch)
 
         def passes(rows: Floats) -> Floats:
@@ -244,6 +250,8 @@ class Hybrid(Drafter):
         levels, speed = member.best(request, most, passes, hand.spent)
         if request.params.depth is not None:
             levels = most
+        elif self._rounds % _DEEPER == 0:
+            levels = min(most, levels + 1)
         now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
         return levels if not hand.width or speed > now else 0
 
