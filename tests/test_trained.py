@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 
 from outrider import registry, trained
-from outrider.drafters import pick
+from outrider.drafters import members, pick
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
+    """The user's place, in a package that ships nothing."""
     monkeypatch.setenv("OUTRIDER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(trained, "SHIPPED", tmp_path / "shipped")
     return tmp_path / "home"
 
 
@@ -49,6 +51,10 @@ def test_the_best_that_fits_is_found_first(home, tmp_path):
     assert trained.find("") == [] and trained.find("h") == []
 
 
+def test_three_come_with_the_package():
+    assert [e.method for e in trained.entries() if e.path.parent == trained.SHIPPED] == ["eagle", "draft_model", "medusa"]
+
+
 def test_what_is_gone_or_damaged_is_passed_over(home, tmp_path):
     gone, bad, half = (drafter(tmp_path / name) for name in ("gone", "bad", "half"))
     for path in (gone, bad, half):
@@ -71,11 +77,14 @@ def test_files_are_whole_or_as_they_were(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
-def test_auto_prefers_what_was_trained(tmp_path):
+def test_auto_prefers_what_was_trained_with_what_repeats(tmp_path):
     found = trained.Trained("draft_model", tmp_path, "f", "m", 2.5)
-    assert pick(registry.names(), [found])[:2] == ("draft_model", found)
+    name, picked, why = pick(registry.names(), [found])
+    assert (name, picked) == ("hybrid", found) and members(registry.names(), found) == "suffix+draft_model"
+    assert "suffix where the text repeats itself" in why and "2.50 tokens per round" in why
     assert pick(["suffix"], [found])[:2] == ("suffix", None)
-    assert "2.50 tokens per round" in pick(registry.names(), [found])[2]
+    name, picked, why = pick(["suffix", "draft_model"], [found])
+    assert (name, picked) == ("draft_model", found) and "2.50 tokens per round" in why
     name, picked, why = pick(registry.names(), [replace(found, tau=1.1)])
     assert (name, picked) == ("suffix", None) and "only 1.10 tokens per round" in why
 
@@ -86,3 +95,14 @@ def test_a_spec_may_lack_its_path():
     assert not registry.lacks("ngram", "path")
     made = registry.parse("draft_model:depth=3", {"path": "a,b=c"})
     assert made.config.path == "a,b=c" and made.depth == 3
+
+
+def test_a_hybrid_may_lack_a_members_path():
+    assert registry.lacks("hybrid:members=suffix+eagle(depth=3)", "path")
+    assert not registry.lacks("hybrid:members=suffix+eagle(path=x)", "path")
+    assert not registry.lacks("hybrid", "path") and registry.opens("hybrid:merge=yes", "members")
+    made = registry.parse(
+        "hybrid:members=suffix+draft_model(depth=3)", None, lambda spec: {"path": "a,b+c)"} if "draft" in spec else {}
+    )
+    assert [m.drafter.name for m in made.members] == ["suffix", "draft_model"]
+    assert made.members[1].drafter.config.path == "a,b+c)" and made.members[1].drafter.depth == 3

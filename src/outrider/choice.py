@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from . import registry, trained
-from .drafters import pick
-from .errors import BadInput
+from .drafters import members, pick
+from .errors import BadInput, OutOfMemory
 from .models import weights
 from .protocols import Drafter
 from .trained import Trained
@@ -23,36 +23,51 @@ class Choice:
         self._unusable: list[Trained] = []
 
     def drafter(self, draft: str) -> Drafter:
-        """The drafter that was asked for. One that needs a `path` but has none is the best that was trained for the model."""
+        """The drafter that was asked for. One that needs a `path` but has none is the best that was trained for the model; one of
+        several members, that names none, has the best that was trained among them."""
         if draft == AUTO:
             return self._best()
-        if not registry.lacks(draft, "path"):
-            return registry.parse(draft)
-        name = registry.split(draft)[0]
-        ours = trained.find(self._fingerprint(), name)
+        if registry.opens(draft, "members"):
+            _, found, _ = pick(registry.names(), self._at_hand())
+            return registry.parse(draft, {} if found is None else {"members": members(registry.names(), found)}, self._found)
+        if registry.lacks(draft, "path"):
+            return registry.parse(draft, self._found(draft), self._found)
+        return registry.parse(draft)
+
+    def _found(self, spec: str) -> dict[str, str]:
+        """The path that a spec lacks. Raises `BadInput` where nothing was trained."""
+        if not (registry.opens(spec, "path") and registry.lacks(spec, "path")):
+            return {}
+        name = registry.split(spec)[0]
+        ours = [one for one in self._at_hand() if one.method == name]
         if not ours:
             raise BadInput(
                 f"drafter {name!r} needs path, as in {name}:path=..., since none that was trained for {self.source} is at hand; "
                 f"to train one: outrider train {name} --model {self.source}"
             )
         self.notices.append(f"draft={name} found {ours[0].path}")
-        return registry.parse(draft, {"path": str(ours[0].path)})
+        return {"path": str(ours[0].path)}
+
+    def _at_hand(self) -> list[Trained]:
+        return trained.find(self._fingerprint()) if trained.entries() else []
 
     def pass_over(self, draft: str, why: object) -> bool:
-        """The drafter that was made last cannot be used. Whether `draft` leaves it open to try another: then it is noted."""
+        """The drafter that was made last cannot be used. Whether `draft` leaves it open to try another: then it is noted. Where
+        memory is short, one without weights comes next."""
         if draft != AUTO or self._picked is None:
             return False
-        self._unusable.append(self._picked)
+        short = isinstance(why, OutOfMemory)
+        self._unusable += self._at_hand() if short else [self._picked]
         self.notices.append(f"draft=auto passed over {self._picked.path}: {why}")
         return True
 
     def _best(self) -> Drafter:
         """The best one whose files can be read, as far as that can be told before the model is loaded."""
-        found = trained.find(self._fingerprint()) if trained.entries() else []
+        found = self._at_hand()
         while True:
             name, self._picked, why = pick(registry.names(), [one for one in found if one not in self._unusable])
             try:
-                made = registry.parse(name, {} if self._picked is None else {"path": str(self._picked.path)})
+                made = self._made(name, self._picked)
                 made.memory(torch.float32)
             except Exception as error:
                 if not self.pass_over(AUTO, error):
@@ -60,6 +75,16 @@ class Choice:
             else:
                 self.notices.append(f"draft=auto picked {name}: {why}")
                 return made
+
+    def _made(self, name: str, found: Trained | None) -> Drafter:
+        """A drafter that is worth having only as a whole: alone, or with one that was trained among its members."""
+        if found is None:
+            return registry.parse(name)
+        path = {"path": str(found.path)}
+        if name == found.method:
+            return registry.parse(name, path)
+        joint = {"members": members(registry.names(), found), "whole": "yes"}
+        return registry.parse(name, joint, lambda spec: path if registry.split(spec)[0] == found.method else {})
 
     def _fingerprint(self) -> str:
         return weights.fingerprint(weights.resolve(self.source))

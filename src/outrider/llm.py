@@ -14,9 +14,9 @@ from .accept import PerRequest, lossless
 from .choice import Choice
 from .config import SamplingParams
 from .engine import Engine
-from .errors import BadInput
+from .errors import BadInput, OutOfMemory
 from .guard import Guard
-from .loading import Setup, assemble, make_scheduler, start_for
+from .loading import Parts, Setup, assemble, make_scheduler, start_for
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
@@ -72,9 +72,8 @@ class LLM:
         self.accept = PerRequest(accept)
         controllers.check(control)
         self.control = control
-        drafter = self._choice.drafter(draft)
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
-        parts = assemble(setup, drafter, progress or (lambda line: None))
+        parts, drafter = self._assemble(setup, draft, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
         self._prefix_cache = prefix_cache
         self.engine, self._pool = self._fit(draft, drafter, self.accept)
@@ -93,6 +92,16 @@ class LLM:
 
         trace.begin(about | {"device": str(self._target.device)}, state, lambda ids: self.tokenizer.decode(ids, False))
         self.engine.sinks.append(trace)
+
+    def _assemble(self, setup: Setup, draft: str, progress: Callable[[str], None]) -> tuple[Parts, Drafter]:
+        """The model with room for its drafter; one that `auto` picked gives way to the next best where memory is short."""
+        while True:
+            drafter = self._choice.drafter(draft)
+            try:
+                return assemble(setup, drafter, progress), drafter
+            except OutOfMemory as error:
+                if not self._choice.pass_over(draft, error):
+                    raise
 
     def _fit(self, draft: str, drafter: Drafter, accept: AcceptanceRule) -> tuple[Engine, object]:
         """An engine with `drafter`, and what it has in the KV pool. If it cannot be started, the target is as before; if it was

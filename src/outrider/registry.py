@@ -26,6 +26,8 @@ from .protocols import Drafter
 
 GROUP = "outrider.drafters"
 T = TypeVar("T", bound=type)
+Finder = Callable[[str], Mapping[str, str]]
+"""From a spec to values of the keys that it leaves out."""
 
 
 @cache
@@ -105,14 +107,15 @@ def get(name: str) -> type:
     return _table()[name]
 
 
-def parse(spec: str, known: Mapping[str, str] | None = None) -> Drafter:
-    """A drafter from `NAME[:key=value,...]`; keys that it leaves out may be `known` otherwise. Raises `BadInput` for unknown
-    names, unknown keys and bad values."""
+def parse(spec: str, known: Mapping[str, str] | None = None, find: Finder | None = None) -> Drafter:
+    """A drafter from `NAME[:key=value,...]`; keys that it leaves out may be `known` otherwise, and those its members leave out
+    are what `find` has for them. Raises `BadInput` for unknown names, unknown keys and bad values."""
     name, values = split(spec)
-    cls = get(name)
+    cls: Any = get(name)
     config = configure(cls, {**(known or {}), **values})
+    composed = getattr(cls, "composed", None)
     try:
-        return typing.cast(Drafter, cls(config))
+        return typing.cast(Drafter, cls(config) if find is None or composed is None else composed(config, find))
     except OutriderError:
         raise
     except (Exception, SystemExit) as error:
@@ -132,11 +135,24 @@ def split(spec: str) -> tuple[str, dict[str, str]]:
 
 
 def lacks(spec: str, key: str) -> bool:
-    """Whether the drafter named in `spec` needs `key`, which is not given there."""
+    """Whether the drafter named in `spec`, or a member of it, needs `key`, which is not given there."""
     name, values = split(spec)
-    config: Any = getattr(get(name), "Config", None)
-    fields = {f.name: f for f in dataclasses.fields(config)} if config is not None else {}
+    cls = get(name)
+    if (within := getattr(cls, "within", None)) is not None:
+        return any(lacks(member, key) for member in within(values))
+    fields = _fields(cls)
     return key in fields and key not in values and fields[key].default is fields[key].default_factory is dataclasses.MISSING
+
+
+def opens(spec: str, key: str) -> bool:
+    """Whether the drafter named in `spec` takes `key`, which is not given there."""
+    name, values = split(spec)
+    return key in _fields(get(name)) and key not in values
+
+
+def _fields(cls: type) -> dict[str, Any]:
+    config: Any = getattr(cls, "Config", None)
+    return {f.name: f for f in dataclasses.fields(config)} if config is not None else {}
 
 
 def configure(cls: type, values: dict[str, str], kind: str = "Config") -> Any:

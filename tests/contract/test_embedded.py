@@ -39,3 +39,33 @@ def test_equal_texts(draft: str, plain: list[tuple[int, ...]]) -> None:
 def test_the_texts_differ_where_they_should(plain: list[tuple[int, ...]]) -> None:
     assert plain[0] == plain[1] == plain[2], "greedy text does not depend on the seed"
     assert len(set(plain[3:])) == 6, "sampled texts do"
+
+
+SHIPPED = ("eagle", "medusa", "draft_model", "auto", "hybrid:merge=yes")
+STORY = [{"role": "user", "content": "Tell me in a few sentences how bread is made."}]
+
+
+@pytest.fixture(scope="module")
+def one() -> LLM:
+    return LLM(draft="none", control="fixed", max_model_len=512)
+
+
+@pytest.fixture(scope="module")
+def told(one: LLM) -> dict[float, tuple[int, ...]]:
+    one.switch("none")
+    return {t: one.chat(STORY, asked(t)).token_ids for t in (0.0, 0.8)}
+
+
+def asked(temperature: float) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=4, max_tokens=32)
+
+
+@pytest.mark.parametrize("draft", SHIPPED)
+def test_what_comes_with_the_package_is_found_and_is_exact(draft: str, one: LLM, told: dict[float, tuple[int, ...]]) -> None:
+    one.switch(draft)
+    results = {t: one.chat(STORY, asked(t)) for t in told}
+    assert {t: r.token_ids for t, r in results.items()} == told
+    assert one.drafter_name == ("hybrid" if draft == "auto" else draft.partition(":")[0])
+    assert "shipped" in one.notices[-1] or "else eagle, which was trained for this model" in one.notices[-1]
+    stats = results[0.0].stats
+    assert stats.drafted > 0 and stats.tokens_per_round > (1.1 if draft in ("medusa", "draft_model") else 1.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from outrider.errors import BadInput, OutriderWarning
 from outrider.protocols import Drafter, KVNeed, Needs
 from outrider.types import NONE, PROBE, Batch, Budget, PassRows, Proposal, Scores, Slots, Verdict
 
-from .. import probes, tiny
+from .. import heads, probes, tiny
 from ..contract.test_text import OPTIONS, answers, check_statistics, plain, requests
 from ..test_tree import Nodes, forests, words
 
@@ -471,3 +472,108 @@ def test_a_members_own_expectation_is_corrected_by_what_came_true() -> None:
     for _ in range(30):
         record.count(1)
     assert 1.0 < member.worth(request) < 1.6
+
+
+def test_members_that_can_keep_groups_apart_do_so() -> None:
+    """What one group's text ended with is no guess for another's."""
+    told = SamplingParams(max_tokens=6, temperature=0.0)
+
+    def guesses(isolated: bool) -> int:
+        made = Hybrid.of([registry.parse("suffix"), heads.eagle()])
+        if isolated:
+            made.isolate()
+        lookup = made.members[0].drafter
+        first, second = (replace(tiny.request([2, 3, 4], told), id=i, group=name) for i, name in ((1, "a"), (2, "b")))
+        some = Batch((second,), (1,), (True,), (20,))
+        tiny.World().engine(made)
+        first.tokens += [7, 8, 9, 10, 7, 8, 9, 11]
+        lookup.propose(Batch((first,), (1,), (True,), (20,)), Budget((4,), (4,)))
+        made.release(first)
+        second.tokens += [7, 8, 9]
+        return lookup.propose(some, Budget((4,), (4,))).widths[0]
+
+    assert guesses(False) > 0 == guesses(True)
+
+
+def test_a_lesser_guess_stands_beside_the_better_one_where_its_rows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("outrider.drafters.hybrid.time.perf_counter", lambda: now[0])
+
+    class Timed(Told):
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            now[0] += 0.01
+            return super().propose(some, budget)
+
+    def kept(sources: list[int]) -> int:
+        now[0] += 1.0  # the pass
+        return sources.count(1) if sources[0] == 1 else 0
+
+    made = started(Told("one", [5, 6]), Timed("two", [9, 10, 11, 12]))
+    guesses = play(made, batch(1), kept, 60)
+    assert sorted(guesses[0].source[0].tolist()) == [0, 0, 1, 1], "both, of the second a first look of two levels"
+    assert sum(g.source[0].tolist() == [1] * 4 for g in guesses[-20:]) >= 15, "until one is known to be bad"
+    drawn = started(Told("one", [5, 6]), Told("two", [9, 10, 11, 12]))
+    assert all(len(set(g.source[0].tolist())) == 1 for g in play(drawn, batch(1, "rejection"), lambda s: 1, 20))
+
+
+def test_a_member_looks_ahead_as_far_as_it_pays() -> None:
+    member, request = Member(Told("x", [5, 6, 7, 8]), 0), tiny.request([1, 2])
+    member.pace.add(0.1)
+
+    def passes(rows: np.ndarray) -> np.ndarray:
+        return 1.0 + 0.02 * rows
+
+    for _ in range(60):
+        record = member.record(request)
+        record.promise, record.levels = 4.0, 4
+        member.count(request, 2)
+    assert member.best(request, 4, passes, 0.0)[0] == 2 and member.best(request, 1, passes, 0.0)[0] == 1
+    for _ in range(60):
+        member.count(request, 4)
+    levels, speed = member.best(request, 4, passes, 0.0)
+    assert levels == 4 and speed == pytest.approx(5 / 1.48, rel=0.1)
+
+
+def test_promises_are_kept_apart_by_how_much_they_promise() -> None:
+    member = Member(registry.parse("suffix"), 0)
+    request = tiny.request([1, 2])
+    record = member.record(request)
+    for _ in range(30):
+        for promise, kept in ((1.0, 0), (8.0, 8)):
+            record.promise = promise
+            member.count(request, kept)
+    other = tiny.request([1, 2])
+    for one, share in ((request, 0.1), (other, 0.3)):
+        member.record(one).promise = 1.0
+        assert member.worth(one) < share
+        member.record(one).promise = 8.0
+        assert member.worth(one) > 7.0
+    strict = tiny.request([1, 2], SamplingParams(temperature=1.0), rule="rejection")
+    member.record(strict).promise = 1.0
+    assert member.worth(strict) == 1.0, "its text must not depend on what others wrote"
+
+
+def test_what_all_members_take_is_the_hybrids_memory() -> None:
+    class Heavy(Mute):
+        def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+            return 10 * dtype.itemsize, 3
+
+    assert Hybrid.of([Heavy(), Mute(), Heavy()]).memory(torch.float32) == (80, 6)
+
+
+def test_one_that_must_be_whole_does_not_start_without_a_member() -> None:
+    made = Hybrid.of([Mute(), Crasher("start", 0)])
+    made.whole = True
+    with pytest.warns(OutriderWarning, match="'hybrid' was switched off: it failed to start with ZeroDivisionError"):
+        tiny.World().engine(made)
+
+
+def test_beginnings_are_shared_as_far_as_the_owner_of_kv_allows() -> None:
+    """Lookup, which has a store of finished texts and no KV, has no say in it."""
+    owner = heads.eagle()
+    made = Hybrid.of([registry.parse("suffix"), owner])
+    engine = tiny.World().engine(made)
+    request = tiny.request(list(range(2, 22)), SamplingParams(max_tokens=4, temperature=0.0))
+    engine.add(request)
+    engine.step()
+    assert made.shared(request) == owner.shared(request) > 0

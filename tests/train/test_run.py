@@ -63,7 +63,7 @@ def test_it_ends_with_a_drafter_that_is_found(done, model, loaded):
     [entry] = trained.find(loaded.fingerprint)
     assert (entry.method, entry.path, entry.tau) == ("draft_model", done.out, greedy["tau"])
     llm = LLM(model, device="cpu")
-    assert llm.drafter_name == "draft_model" and "trained for this model" in llm.notices[0]
+    assert llm.drafter_name == "hybrid" and "draft_model, which was trained for this model" in llm.notices[0]
     params = SamplingParams(temperature=1.0, seed=2, max_tokens=24)
     plain = LLM(model, draft="none", device="cpu").generate([[5, 6, 7]], params)[0]
     assert llm.generate([[5, 6, 7]], params)[0].token_ids == plain.token_ids
@@ -91,7 +91,7 @@ def spoil(path: Path, how: str) -> None:
         save_file({k: v * torch.nan for k, v in tensors.items()} if how == "nan" else {"x": torch.zeros(1)}, file)
 
 
-@pytest.mark.filterwarnings("ignore:drafter 'draft_model' was switched off")
+@pytest.mark.filterwarnings("ignore:drafter 'hybrid' was switched off")
 @pytest.mark.parametrize("how", ["config", "keys", "head", "gone", "cut", "nan", "other"])
 def test_one_that_is_damaged_is_passed_over(done, model, tmp_path, monkeypatch, how):
     """By `auto` alone, which says so, and takes the next best."""
@@ -102,7 +102,7 @@ def test_one_that_is_damaged_is_passed_over(done, model, tmp_path, monkeypatch, 
     (tmp_path / "drafters" / "bad" / "card.json").write_text(json.dumps(card | {"tau": 9.0}))
     spoil(tmp_path / "drafters" / "bad", how)
     llm = LLM(model, device="cpu")
-    assert llm.drafter_name == "draft_model" and len(llm.notices) >= 2
+    assert llm.drafter_name == "hybrid" and len(llm.notices) >= 2
     assert "passed over" in llm.notices[-2] and "bad" in llm.notices[-2] and "trained for this model" in llm.notices[-1]
     shutil.rmtree(tmp_path / "drafters" / "good")
     alone = LLM(model, device="cpu")
@@ -227,7 +227,8 @@ def test_medusa_2_makes_another_model_and_a_drafter_for_that_one_alone(home, mod
     assert all(r["equal"] == r["prompts"] for r in card["results"])
     target = str(made.out / "tiny-medusa")
     assert weights.fingerprint(weights.resolve(model)) == loaded.fingerprint != weights.fingerprint(weights.resolve(target))
-    assert LLM(target, device="cpu").drafter_name == "medusa"
+    picked = LLM(target, device="cpu")
+    assert picked.drafter_name == "hybrid" and "else medusa, which was trained for this model" in picked.notices[-1]
     with pytest.warns(OutriderWarning, match="other weights"):
         LLM(model, draft=f"medusa:path={made.out}", device="cpu").generate([[5, 6, 7]], SamplingParams(max_tokens=2))
     with pytest.raises(BadInput, match="drop --shard"):

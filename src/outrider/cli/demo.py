@@ -44,8 +44,9 @@ CODE = '''def shopping_report(items):
 '''
 PROMPT = f"Fix the errors in this Python function and write the whole function again:\n\n```python\n{CODE}```"
 WHY = """The task is an edit: fix a function (a colon is missing) and write it out again. Most of such an answer repeats
-its prompt, which is what prompt lookup is good at; free writing repeats little and gains less. The model is tiny and may
-get the edit wrong: what counts here is that it says the same with speculation off and on."""
+its prompt, which is what lookup in the text is good at; what is new can only be guessed by a drafter that was trained for
+the model. The model is tiny and may get the edit wrong: what counts here is that it says the same with speculation off and
+on."""
 SIMILAR = 0.05
 """Speeds closer than this share are called equal."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Batch, Committed, Finish, Request, StepEvent
-from .rates import Rates, Track
+from .rates import OWN, Rates, Track
 from .turns import Turns
 
 _TIDY = 256
@@ -17,12 +17,14 @@ _NEVER = -(10**9)
 
 @dataclass(slots=True)
 class State:
-    """What is remembered of a request. `depth`: what the last plan gave it (None: none did yet); `drafted`: the round it was last
-    drafted for; `eager`: its last probe paid for itself, so the next may follow at once."""
+    """What is remembered of a request. `reach`: how often a position was offered where all before it were accepted; `depth`: what
+    the last plan gave it (None: none did yet); `drafted`: the round it was last drafted for; `eager`: its last probe paid for
+    itself, so the next may follow at once."""
 
     request: Request
     accept: Track
     offer: Track
+    reach: Track
     depth: int | None = None
     drafted: int = _NEVER
     eager: bool = False
@@ -59,18 +61,21 @@ class Book:
     positions: int
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
+    reach: Rates = field(init=False)
     round: int = 0
     turned: bool = False
+    levels: float = 0.0
+    nodes: float = 0.0
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
 
     def __post_init__(self) -> None:
-        self.accept, self.offer = Rates(self.positions, 0.6), Rates(self.positions, 0.9)
+        self.accept, self.offer, self.reach = (Rates(self.positions, prior) for prior in (0.6, 0.9, 0.9))
 
     def state(self, request: Request) -> State:
         found = self.states.get(request.id)
         if found is None:
-            found = self.states[request.id] = State(request, self.accept.track(), self.offer.track())
+            found = self.states[request.id] = State(request, self.accept.track(), self.offer.track(), self.reach.track())
         return found
 
     def ask(self, batch: Batch, depths: Sequence[int], probes: frozenset[int] = frozenset(), ahead: bool = False) -> None:
@@ -102,9 +107,23 @@ class Book:
         if turned:
             self.accept.doubt(turned / len(drafted))
         self.accept.learn((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted)
-        self.offer.learn((s.offer, len(c.offered_at), d) for s, c, d in drafted if c.finish is Finish.RUNNING)
+        whole = [(s, c, d, len(c.offered_at)) for s, c, d in drafted if c.finish is Finish.RUNNING]
+        self.offer.learn((s.offer, n, d) for s, _, d, n in whole)
+        self.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
+        self._measure(event.committed)
         self._forget(event.committed)
         return asked
+
+    def _measure(self, items: Sequence[Committed]) -> None:
+        """How many rows a level of guesses has had lately."""
+        for item in items:
+            if item.offered_at:
+                self.levels = OWN * self.levels + len(item.offered_at)
+                self.nodes = OWN * self.nodes + item.drafted
+
+    def width(self, most: float) -> float:
+        """Rows of a level, of at most `most`, which is believed before anything was seen."""
+        return min(most, max(1.0, (self.nodes + most) / (self.levels + 1.0)))
 
     def _turn(self, state: State, item: Committed, everybody: list[float]) -> bool:
         """Whether a request's text has turned; its record then starts anew."""

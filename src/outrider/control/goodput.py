@@ -58,7 +58,7 @@ class Goodput:
 
     def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
         self.costs = Costs()
-        self._shape = Shape(drafter)
+        self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._book = Book(drafter.depth)
         self._allowance = Allowance()
         self._story = Story(self.name, clock)
@@ -210,8 +210,8 @@ class Goodput:
 
     def _measure(self, batch: Batch, limits: list[tuple[int, int]], who: list[int]) -> Load:
         """The load, with every request's chances as they look now."""
-        accept, offer = self._book.accept, self._book.offer
-        common, offered = accept.everybody(), offer.everybody()
+        accept, offer, reach = self._book.accept, self._book.offer, self._book.reach
+        common, offered, reached = accept.everybody(), offer.everybody(), reach.everybody()
         states = [self._book.state(batch.requests[b]) for b in who]
         alike, offering = pull([s.accept for s in states]), pull([s.offer for s in states])
         return Load(
@@ -222,7 +222,9 @@ class Goodput:
             np.array([offer.of(s.offer, offered, offering) for s in states]),
             np.array([min(low, self._shape.depth) for low, _ in limits]),
             np.array([min(high, self._shape.depth) for _, high in limits]),
-            self._shape.width,
+            self._book.width(self._shape.width),
+            np.array([reach.of(s.reach, reached, offering) for s in states]),
+            self._paced,
         )
 
     def _why(self, planner: Planner, plan: Plan) -> str:

@@ -21,7 +21,9 @@ Ints = NDArray[np.int64]
 class Load:
     """A round before anyone guesses. `batch` requests share the pass, `ready` of them get a token, with `rows` rows. Of the N
     requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
-    bound the depth. A level of guesses is `width` rows."""
+    bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
+    before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
+    drafter itself goes no deeper than it pays, so that it is let or not."""
 
     batch: int
     ready: int
@@ -31,6 +33,8 @@ class Load:
     low: Ints
     high: Ints
     width: float = 1.0
+    reach: Floats | None = None
+    paced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,10 @@ class Planner:
     def __init__(self, load: Load, costs: Costs) -> None:
         self.load, self.costs = load, costs
         positions = load.accept.shape[1]
-        self._given = np.cumprod(load.accept, axis=1)
-        self._offered = np.cumprod(load.offer, axis=1)
-        self._value = (self._given * self._offered).ravel()
-        self._rows = self._offered.ravel()
+        offered = np.cumprod(load.offer, axis=1)
+        value = np.minimum(offered, np.cumprod(load.accept * (load.offer if load.reach is None else load.reach), axis=1))
+        self._given = np.minimum.accumulate(value / np.maximum(offered, 1e-9), axis=1)  # a prefix has to be a depth
+        self._value, self._rows = value.ravel(), offered.ravel()
         self._level = np.arange(positions)
         self._other, self._wait = costs.other(load.batch), costs.wait(load.batch)
 
@@ -79,7 +83,7 @@ class Planner:
         levels = np.arange(high + 1.0)
         speed = tokens / (seconds + self.costs.drafts(1, levels) + self._wait * (levels > 0))
         depth = int(speed.argmax())
-        return Plan((depth,), float(speed[depth]))
+        return Plan((high if depth and self.load.paced else depth,), float(speed[depth]))
 
     def _up_to(self, limit: int) -> Plan | None:
         """The best plan whose free depths are at most `limit`."""

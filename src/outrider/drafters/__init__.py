@@ -11,18 +11,28 @@ AUTO = (
     ("ngram", "prompt lookup needs no weights; it guesses only where the text repeats itself"),
 )
 """What `draft="auto"` picks from where no trained drafter fits, the best first, and why."""
+BOTH = "hybrid"
+"""Asks the first of them that is there, and a trained drafter where that one knows nothing better."""
 WORTH = 1.2
 """Tokens per round on held-out prompts below which a trained drafter cannot pay for its own passes."""
 
 
 def pick(known: Collection[str], trained: Sequence[Trained] = ()) -> tuple[str, Trained | None, str]:
-    """The best of the drafters that are there, where it is if it was trained, and the reason in words. `trained`: those that fit
-    the target, the best first. Whether it pays on the traffic is the controller's business: it looks ahead only as far as that is
+    """The best of the drafters that are there, what was trained of it, and the reason in words. `trained`: those that fit the
+    target, the best first. Whether it pays on the traffic is the controller's business: it looks ahead only as far as that is
     worth the time."""
     able = [t for t in trained if t.method in known]
+    name, why = next((name, why) for name, why in AUTO if name in known)
     for found in able:
         if found.tau >= WORTH:
-            return found.method, found, f"it was trained for this model: {found.tau:.2f} tokens per round on held-out prompts"
-    name, why = next((name, why) for name, why in AUTO if name in known)
+            reason = f"was trained for this model: {found.tau:.2f} tokens per round on held-out prompts"
+            if BOTH not in known:
+                return found.method, found, f"it {reason}"
+            return BOTH, found, f"{name} where the text repeats itself, else {found.method}, which {reason}"
     weak = f"; the best that was trained for this model writes only {able[0].tau:.2f} tokens per round" if able else ""
     return name, None, why + weak
+
+
+def members(known: Collection[str], trained: Trained) -> str:
+    """The members of a hybrid with a drafter that was trained."""
+    return f"{next(name for name, _ in AUTO if name in known)}+{trained.method}"

@@ -64,6 +64,8 @@ class Climber:
 
     def __init__(self, net: EagleNet, sampler: DraftSampler, vocab: int, ids: Tensor | None, width: int) -> None:
         self.net, self.sampler, self.vocab, self.ids, self.width = net, sampler, vocab, ids, width
+        self.hope: Tensor | None = None
+        """Tokens `[C]` that the network itself expects of what it grew last; None where it was `strands`."""
 
     def fed(self, depth: int) -> int:
         """F: nodes fed for `depth` levels."""
@@ -92,7 +94,11 @@ class Climber:
             all_totals.append(total.flatten(1))
             all_parents.append(front.column.repeat_interleave(k, 1))
             front = _best(front, tokens, total, self.net.back(out), first)
-        return _kept(torch.cat(all_tokens, 1), torch.cat(all_parents, 1), torch.cat(all_totals, 1), limits.nodes)
+        totals = torch.cat(all_totals, 1)
+        most = torch.tensor(limits.nodes).to(device, non_blocking=True)
+        best = totals.sort(dim=1, descending=True).values  # a path's chance adds to what is accepted once for each of its nodes
+        self.hope = best.exp().where(torch.arange(best.shape[1], device=device) < most[:, None], 0).sum(1)
+        return _kept(torch.cat(all_tokens, 1), torch.cat(all_parents, 1), totals, limits.nodes)
 
     def strands(self, ground: Ground, limits: Limits) -> tuple[Tensor, Tensor, Tensor]:
         """As `branching`; column `level * k + i` is the node of strand i."""
@@ -100,6 +106,7 @@ class Climber:
         count = len(ground.requests)
         above = torch.zeros(count, k, self.fed(depth), dtype=torch.bool, device=device)
         own = torch.eye(k, dtype=torch.bool, device=device)
+        self.hope = None
         tokens, live = self._draws(*self._rows(ground, ground.hidden, None, 0, 0), k)
         tokens, live = tokens.view(count, k), live.view(count, k)
         hidden = self.net.back(ground.hidden).expand(-1, k, -1)

@@ -52,6 +52,13 @@ def select(parts: Mapping[int, Proposal], chosen: Sequence[int]) -> tuple[Propos
     return Proposal(tokens, parents, sizes, source, widths, linear, joint), maps
 
 
+def only(part: Proposal, there: Sequence[bool]) -> Proposal:
+    """`part` with guesses for the requests where it is `there`, as certain ones and without states to resume from."""
+    mask = torch.tensor(there, dtype=torch.bool).to(part.sizes.device)
+    widths = tuple(w if t else 0 for w, t in zip(part.widths, there, strict=True))
+    return replace(part, sizes=part.sizes.where(mask, 0), widths=widths, q=None, resume=None)
+
+
 def _own(part: Proposal, there: Sequence[bool]) -> Tensor:
     """The map of a part whose columns keep their places, in the requests where it is `there`."""
     columns = torch.arange(part.columns, device=part.tokens.device).expand_as(part.tokens)

@@ -70,6 +70,7 @@ class Eagle(Drafter):
         plan = self.found.plan
         self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
+        self._hopes: dict[int, Tensor | None] = {}
         self.climbs: Climbs | None = None
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
@@ -103,6 +104,7 @@ class Eagle(Drafter):
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
+        self._hopes = {}
         able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and budget.nodes[b] and budget.depth[b]]
         able = [b for b in able if self._known(batch.requests[b])]
         parts = []
@@ -115,6 +117,11 @@ class Eagle(Drafter):
                 parts.append(self._part(batch, budget, members, drawn))
         return self.sampler.attach(batch, joined(parts, len(batch), self.device))
 
+    def expected(self, request: Request) -> float | None:
+        """Tokens of the last guess for `request` that the network expects to be accepted; None where it cannot say."""
+        hope = self._hopes.get(request.id)
+        return None if hope is None else float(hope)
+
     @torch.inference_mode()
     def _part(self, batch: Batch, budget: Budget, members: list[int], drawn: bool) -> Part:
         """Guesses for requests that are all drawn for, or all not."""
@@ -123,6 +130,8 @@ class Eagle(Drafter):
         width = self.climber.width
         chain = width == 1
         tokens, parents, sizes = (self.climber.strands if chain or drawn else self.climber.branching)(ground, limits)
+        hope = self.climber.hope
+        self._hopes |= {batch.requests[b].id: None if hope is None else hope[c] for c, b in enumerate(members)}
         most = [width * d if chain or drawn else width + (d - 1) * width**2 for d in limits.depths]
         widths = tuple(min(n, m) for n, m in zip(limits.nodes, most, strict=True))
         return Part(tuple(members), tokens, parents, sizes, widths, chain)

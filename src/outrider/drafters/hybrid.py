@@ -2,10 +2,11 @@
 
 **Cascade.** Members are asked in order. For every request the guess at hand is worth the tokens it is expected to bring, by what
 the member itself expects (if it has a method `expected`) or by the length of its guess, corrected by the share that came true
-recently; the next member is worth what it brought when it was asked. It is asked if tokens per second gain by it,
-(1 + next) / (pass + spent + cost) > (1 + now) / (pass + spent), all times measured here, and the better guess is taken. (Oliaro
-et al. 2024 put lookup before a model by a fixed threshold of its score; Chen et al. 2024 cascade models.) Under the classical
-rules costs count as nothing, so that the text does not depend on a clock, and nothing decides but what was before the draft.
+recently of such promises; the next member is worth what it brought when it was asked. It is asked if tokens per second gain by
+it, (1 + next) / (pass + spent + cost) > (1 + now) / (pass + spent), all times measured here. The better guess is taken, and the
+lesser one beside it, as in a merge, where there is room and its rows are worth it. (Oliaro et al. 2024 put lookup before a model
+by a fixed threshold of its score; Chen et al. 2024 cascade models.) Under the classical rules costs count as nothing, so that the
+text does not depend on a clock, nothing decides but what was before the draft, and one guess is taken alone.
 
 **Merge.** All members guess, equal paths become one node; the first member to offer a node owns it. Draft probabilities do not
 survive that (which distribution drew a merged node?): under the classical rules its guesses then count as certain ones.
@@ -18,141 +19,74 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from .. import registry, tree
+from ..control.costs import Costs, Floats
 from ..errors import BadInput, OutriderError, OutriderWarning
 from ..protocols import Drafter, Isolating, Needs, Sharing, Start
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
+from ._members import Member, members
 
-_DECAY = 0.9
-"""How much of what was counted is left after a round."""
-_PRIOR = 4.0
-"""Weight of what is believed of a member before anything was seen, in guesses."""
 _EXPLORE = 64
 """Rounds after which all members are asked once, to measure them anew."""
+_FIRST = 2
+"""Levels of the first guess of a member whose time is not known."""
+_DEEPER = 6
+"""Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
+_ROW = 0.15
+"""Tokens that each row of a lesser guess must be expected to bring to be verified beside the better one."""
 _PATIENCE = 3
 """Unsound proposals before a member is switched off."""
 
 
-@dataclass(slots=True)
-class Record:
-    """What one member did for one request, lately: tokens it promised, tokens accepted, times it was asked."""
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A guess at hand: tokens it is expected to bring, its rows, and the seconds spent until now."""
 
-    promised: float = 0.0
-    accepted: float = 0.0
-    asked: float = 0.0
-    promise: float = 0.0
-
-    def count(self, accepted: int) -> None:
-        """Book a round in which the member was asked."""
-        self.promised = self.promised * _DECAY + self.promise
-        self.accepted = self.accepted * _DECAY + accepted
-        self.asked = self.asked * _DECAY + 1
-
-    def fade(self) -> None:
-        """A round without it: belief returns to the prior."""
-        self.promised, self.accepted, self.asked = self.promised * _DECAY, self.accepted * _DECAY, self.asked * _DECAY
-
-
-class Clock:
-    """The middle one of the last seven durations; 0 before there is one."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=7)
-
-    def add(self, seconds: float) -> None:
-        self._last.append(seconds)
-
-    @property
-    def seconds(self) -> float:
-        return sorted(self._last)[len(self._last) // 2] if self._last else 0.0
-
-
-class Member:
-    """A drafter with its number, its records, and what it takes."""
-
-    def __init__(self, drafter: Drafter, index: int) -> None:
-        self.drafter, self.index = drafter, index
-        self.clock, self.records = Clock(), dict[int, Record]()
-        self.reason: str | None = None
-        self.strikes = 0
-        own = getattr(drafter, "expected", None)
-        self.expected: Callable[[Request], float] | None = own if callable(own) else None
-
-    def record(self, request: Request) -> Record:
-        return self.records.setdefault(request.id, Record())
-
-    def worth(self, request: Request) -> float:
-        """Tokens its guess at hand is expected to bring."""
-        record, prior = self.record(request), 0.5 if self.expected is None else 1.0
-        return record.promise * (record.accepted + _PRIOR * prior) / (record.promised + _PRIOR)
-
-    def outlook(self, request: Request) -> float:
-        """Tokens it is expected to bring if asked; half its depth before it ever was."""
-        record = self.record(request)
-        return (record.accepted + self.drafter.depth / 2) / (record.asked + 1)
-
-    def budget(self, batch: Batch, budget: Budget, asked: Sequence[bool], used: Sequence[int]) -> Budget:
-        """What it may spend: its own depth (or the one the request names) and nodes, of those that are not `used`."""
-        depths, nodes = [], []
-        for b, request in enumerate(batch.requests):
-            room = budget.nodes[b] - used[b] if asked[b] else 0
-            wish = self.drafter.depth if request.params.depth is None else request.params.depth
-            depth = max(0, min(budget.depth[b], wish, room))
-            depths.append(depth)
-            nodes.append(min(room, max(self.drafter.nodes, depth)) if depth else 0)
-        return Budget(tuple(depths), tuple(nodes))
-
-
-def members(text: str) -> list[str]:
-    """Specs from `NAME+NAME(key=value;key=value)+...`. Raises `BadInput` for what cannot be read."""
-    parts, level, start = list[str](), 0, 0
-    for i, sign in enumerate(text + "+"):
-        level += (sign == "(") - (sign == ")")
-        if level < 0 or (level and i == len(text)):
-            raise BadInput(f"hybrid: the parentheses in members={text!r} do not match")
-        if sign == "+" and not level:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    if not all(parts):
-        raise BadInput(f"hybrid: an empty name in members={text!r}; write members=NAME+NAME(key=value;key=value)")
-    return [_spec(part) for part in parts]
-
-
-def _spec(part: str) -> str:
-    name, bracket, rest = part.partition("(")
-    if not bracket:
-        return part
-    if not rest.endswith(")") or not name.strip():
-        raise BadInput(f"hybrid: cannot read {part!r}; write NAME(key=value;key=value)")
-    options, level = "", 0
-    for sign in rest[:-1]:
-        level += (sign == "(") - (sign == ")")
-        options += "," if sign == ";" and not level else sign
-    return f"{name.strip()}:{options}"
+    value: float
+    width: int
+    spent: float
 
 
 @register("hybrid")
 class Hybrid(Drafter):
     """A cascade of drafters, or their guesses in one tree."""
 
+    paced: bool
+
     @dataclass(frozen=True, slots=True)
     class Config:
-        """`members`: drafters from the cheapest to the dearest, as NAME+NAME(key=value;key=value); `merge`: ask all and merge
-        their guesses into one tree, instead of one after the other."""
+        """`members`: drafters from the cheapest to the dearest, as NAME+NAME(key=value;key=value), by default suffix and the best
+        one that was trained for the model, if any was; `merge`: ask all and merge their guesses into one tree, instead of one
+        after the other; `whole`: without one of its members it shall not start."""
 
         members: str = "suffix+ngram"
         merge: bool = False
+        whole: bool = False
 
     def __init__(self, config: Config) -> None:
-        self._join([registry.parse(spec) for spec in members(config.members)], config.merge)
+        self._join([registry.parse(spec) for spec in members(config.members)], config.merge, config.whole)
+
+    @classmethod
+    def composed(cls, config: Config, find: registry.Finder) -> Hybrid:
+        """A hybrid whose members have from `find` what their specs leave out."""
+        drafters = [registry.parse(spec, find(spec), find) for spec in members(config.members)]
+        made = cls.__new__(cls)
+        made._join(drafters, config.merge, config.whole)
+        return made
+
+    @classmethod
+    def within(cls, values: Mapping[str, str]) -> list[str]:
+        """The members' specs, as options give them."""
+        return members(values.get("members", cls.Config().members))
 
     @classmethod
     def of(cls, drafters: Sequence[Drafter], merge: bool = False) -> Hybrid:
@@ -161,13 +95,14 @@ class Hybrid(Drafter):
         made._join(drafters, merge)
         return made
 
-    def _join(self, drafters: Sequence[Drafter], merge: bool) -> None:
+    def _join(self, drafters: Sequence[Drafter], merge: bool, whole: bool = False) -> None:
         owners = [d.name for d in drafters if d.needs.kv is not None]
         if len(owners) > 1:
             raise BadInput(f"hybrid: {' and '.join(owners)} each want KV memory in the target's pool, which serves one; drop one")
         self.members = [Member(drafter, i) for i, drafter in enumerate(drafters)]
-        self.merge, self.depth = merge, max(d.depth for d in drafters)
-        self.nodes = sum(d.nodes for d in drafters) if merge else max(d.nodes for d in drafters)
+        self.merge, self.whole, self.depth = merge, whole, max(d.depth for d in drafters)
+        self.paced = not merge
+        self.nodes = sum(d.nodes for d in drafters)
         features = dict.fromkeys(f for d in drafters for f in d.needs.features)
         kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
         self.needs = Needs(tuple(features), any(d.needs.logits for d in drafters), kv, any(d.needs.target for d in drafters))
@@ -175,7 +110,17 @@ class Hybrid(Drafter):
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._pass, self._ended, self._rounds = Clock(), 0.0, 0
+        self._costs, self._timed, self._rounds = Costs(), False, 0
+        self._ended, self._sent, self._passed = (
+            0.0,
+            (0, 0),
+            0,
+        )  # the last guess: when, for how many, in how many rows, rounds since
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """What all members take."""
+        each = [member.drafter.memory(dtype) for member in self.members]
+        return sum(once for once, _ in each), sum(token for _, token in each)
 
     def isolate(self) -> None:
         """Let the members that can keep groups apart do so."""
@@ -194,6 +139,8 @@ class Hybrid(Drafter):
             except OutriderError:
                 raise
             except (Exception, SystemExit) as error:
+                if self.whole:
+                    raise
                 self._stop(member, f"it failed to start with {type(error).__name__}: {error}")
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
@@ -201,26 +148,30 @@ class Hybrid(Drafter):
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
         started = time.perf_counter()
-        if self._ended:
-            self._pass.add(started - self._ended)
+        if self._passed == 1:
+            self._costs.add_verify(*self._sent, started - self._ended)
+            self._timed = True
         self._rounds += 1
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
+        self._sent, self._passed = (len(batch), sum(batch.pending) + sum(whole.widths)), 0
         self._ended = time.perf_counter()
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
         best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
-        self._parts, none, silent = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
+        self._parts, none, told = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
         for member in self.members:
             if member.reason is not None:
                 continue
-            asked = [
-                n > 0 and (best[b] == NONE or self._pays(member, batch.requests[b], value[b], spent))
-                for b, n in enumerate(budget.nodes)
+            hands = [
+                Hand(v, 0 if c == NONE else self._parts[c].widths[b], spent)
+                for b, (c, v) in enumerate(zip(best, value, strict=True))
             ]
+            levels = [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
+            asked = [n > 0 for n in levels]
             if not any(asked):
                 continue
-            part, seconds = self._ask(member, batch, member.budget(batch, budget, asked, none))
+            part, seconds = self._ask(member, batch, member.budget(levels, budget, none))
             spent += seconds
             if part is None:
                 continue
@@ -229,18 +180,45 @@ class Hybrid(Drafter):
                 if worth >= 0 and (best[b] == NONE or worth > value[b]):
                     best[b], value[b] = member.index, worth
                 if asked[b] and worth < 0:
-                    silent[b].add(member.index)
-        self._told = [told | {c} for told, c in zip(silent, best, strict=True)]
+                    told[b].add(member.index)
+        beside = [self._beside(batch, budget, b, best[b]) for b in range(len(batch))]
+        self._told = [t | {c} | more for t, c, more in zip(told, best, beside, strict=True)]
         if not self._parts:
             return Proposal.empty(len(batch), self._start.device)
+        if any(beside):
+            return self._joined([{c} | more for c, more in zip(best, beside, strict=True)], best)
         whole, self._maps = _joint.select(self._parts, best)
+        return whole
+
+    def _beside(self, batch: Batch, budget: Budget, b: int, best: int) -> set[int]:
+        """Members whose guesses for request b are worth their rows beside those of the `best`. None where a classical rule is in
+        the batch: merged guesses are no draws."""
+        found = set[int]()
+        if best == NONE or any(r.classical for r in batch.requests):
+            return found
+        room = budget.nodes[b] - self._parts[best].widths[b]
+        for i, part in self._parts.items():
+            width = part.widths[b]
+            if i != best and 0 < width <= room and self.members[i].worth(batch.requests[b]) >= _ROW * width:
+                found.add(i)
+                room -= width
+        return found
+
+    def _joined(self, chosen: Sequence[set[int]], best: Sequence[int]) -> Proposal:
+        """One proposal in which request b has the guesses of all members in `chosen[b]`. Those of an owner of KV, which is moved
+        along the accepted path, keep their columns; else the first member comes first."""
+        order = sorted(self._parts, key=lambda i: (self.members[i].drafter.needs.kv is None, -best.count(i), i))
+        parts = [_joint.only(self._parts[i], [i in c for c in chosen]) for i in order]
+        whole, maps = tree.merge(parts)
+        self._maps = dict(zip(order, maps, strict=True))
         return whole
 
     def _merged(self, batch: Batch, budget: Budget) -> Proposal:
         self._parts, used, asked = {}, [0] * len(batch), [n > 0 for n in budget.nodes]
         for member in sorted(self.members, key=lambda m: m.drafter.needs.kv is None):  # whose KV is moved keeps its columns
             if member.reason is None:
-                part, _ = self._ask(member, batch, member.budget(batch, budget, asked, used))
+                levels = [min(d, member.wish(r)) for d, r in zip(budget.depth, batch.requests, strict=True)]
+                part, _ = self._ask(member, batch, member.budget(levels, budget, used))
                 used = [u + w for u, w in zip(used, part.widths if part is not None else [0] * len(used), strict=True)]
         if not self._parts:
             return Proposal.empty(len(batch), self._start.device)
@@ -251,15 +229,31 @@ class Hybrid(Drafter):
         self._maps = dict(zip(self._parts, maps, strict=True))
         return whole
 
-    def _pays(self, member: Member, request: Request, now: float, spent: float) -> bool:
-        """Whether asking one more member is expected to bring more tokens per second than the guess at hand."""
-        outlook = member.outlook(request)
+    def _levels(self, member: Member, batch: Batch, budget: Budget, b: int, hand: Hand) -> int:
+        """How many levels a member is to guess for request b; 0 where that is not expected to bring more tokens per second than
+        the guess at hand. Where there is none, at least one."""
+        request = batch.requests[b]
+        most = min(budget.depth[b], member.wish(request)) if budget.nodes[b] else 0
+        if not most:
+            return 0
         if request.classical:
-            return outlook > now
-        if self._rounds % _EXPLORE == 0:
-            return True
-        base = self._pass.seconds + spent
-        return (1 + outlook) * base > (1 + now) * (base + member.clock.seconds)
+            return most if not hand.width or member.outlook(request) > hand.value else 0
+        if self._rounds % _EXPLORE == 0 or (not member.index and not hand.width):
+            return most
+        if not member.pace.seconds and request.params.depth is None:
+            return min(most, _FIRST)
+        count = len(batch)
+
+        def passes(rows: Floats) -> Floats:
+            return self._costs.verify(count, sum(batch.pending) + rows * count) if self._timed else np.zeros_like(rows)
+
+        levels, speed = member.best(request, most, passes, hand.spent)
+        if request.params.depth is not None:
+            levels = most
+        elif self._rounds % _DEEPER == 0:
+            levels = min(most, levels + 1)
+        now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
+        return levels if not hand.width or speed > now else 0
 
     def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
         """A member's guesses, if they are sound, and the seconds they took."""
@@ -283,12 +277,14 @@ class Hybrid(Drafter):
             self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
         member.clock.add(seconds)
+        member.pace.add(seconds / max(1, *budget.depth))
         if part is None:
             return None, seconds
         for b, request in enumerate(batch.requests):
             if budget.nodes[b]:
-                hoped = member.expected(request) if member.expected is not None else float(min(budget.depth[b], part.widths[b]))
-                member.record(request).promise = hoped if part.widths[b] else 0.0
+                levels = min(budget.depth[b], part.widths[b])
+                record = member.record(request)
+                record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
         part = self._parts[member.index] = _joint.signed(part, member.index)
         return part, seconds
 
@@ -300,6 +296,7 @@ class Hybrid(Drafter):
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
+        self._passed += 1
         parts, maps = (self._parts, self._maps) if proposal.columns else ({}, {})
         self._parts, self._maps = {}, {}
         for member in self.members:
@@ -331,14 +328,14 @@ class Hybrid(Drafter):
         for b, request in enumerate(batch.requests):
             record = member.records.get(request.id)
             if record is not None and drafted and member.index in self._told[b]:
-                record.count(accepted[b])
+                member.count(request, accepted[b])
             elif record is not None:
                 record.fade()
 
     def shared(self, request: Request) -> int:
         """See `protocols.Sharing`."""
-        sharing = [m.drafter for m in self.members if m.reason is None and isinstance(m.drafter, Sharing)]
-        return min((d.shared(request) for d in sharing), default=len(request.tokens))
+        owners = [m.drafter for m in self.members if m.reason is None and m.drafter.needs.kv is not None]
+        return min((d.shared(request) for d in owners if isinstance(d, Sharing)), default=len(request.tokens))
 
     def release(self, request: Request) -> None:
         for member in self.members:

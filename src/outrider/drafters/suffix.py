@@ -304,7 +304,7 @@ class Suffix(Drafter):
     def __init__(self, config: Config) -> None:
         _check(config)
         self.config, self.depth, self.nodes = config, config.depth, config.depth * config.width
-        self.shared = Shared(config.global_tokens) if config.global_tokens else None
+        self.finished = Shared(config.global_tokens) if config.global_tokens else None
         self._readers: dict[int, Reader] = {}
 
     def start(self, start: Start) -> None:
@@ -328,9 +328,9 @@ class Suffix(Drafter):
 
     def release(self, request: Request) -> None:
         """Forget a request; its text joins the finished ones."""
-        if self._readers.pop(request.id, None) is None or self.shared is None:
+        if self._readers.pop(request.id, None) is None or self.finished is None:
             return
-        self.shared.add(request.tokens if self.config.prompts else request.output, self._group(request))
+        self.finished.add(request.tokens if self.config.prompts else request.output, self._group(request))
 
     def _chain(self, request: Request, depth: int, most: int) -> list[int]:
         reader = self._read(request, most)
@@ -354,7 +354,7 @@ class Suffix(Drafter):
         reader, tokens = self._readers.get(request.id), request.tokens
         if reader is None or len(tokens) < reader.length:
             own = Own(tokens)
-            far = None if self.shared is None else Matches(self.shared, self._group(request))
+            far = None if self.finished is None else Matches(self.finished, self._group(request))
             reader = self._readers[request.id] = Reader(own, Matches(own), far)
         fresh = len(tokens) - reader.length
         reader.own.extend(tokens)

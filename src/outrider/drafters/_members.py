@@ -1,0 +1,183 @@
+"""The members of a hybrid: how they are named, what each did lately, and what it takes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..control.costs import Floats
+from ..control.rates import Rates, Track
+from ..errors import BadInput
+from ..protocols import Drafter
+from ..types import Budget, Request
+
+_DECAY = 0.9
+"""How much of what was counted is left after a round."""
+_PRIOR = 4.0
+"""Weight of what is believed of a member before anything was seen, in guesses."""
+
+
+_HOPED = 0.6
+"""Chance of a guess that is believed before anything was seen."""
+_COMMON = 0.98
+"""How much of everybody's record is left after a guess of the same grade."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens promised, and tokens accepted of them."""
+
+    promised: float = 0.0
+    accepted: float = 0.0
+
+    def add(self, promise: float, accepted: int, keep: float) -> None:
+        self.promised, self.accepted = self.promised * keep + promise, self.accepted * keep + accepted
+
+    def share(self, prior: float) -> float:
+        """How much of a promise comes true."""
+        return (self.accepted + _PRIOR * prior) / (self.promised + _PRIOR)
+
+
+def grade(promise: float) -> int:
+    """Promises that are kept alike: a guess of one token rests on less than one of many."""
+    return min(4, int(promise).bit_length())
+
+
+@dataclass(slots=True)
+class Record(Tally):
+    """What one member did for one request, lately: `grades` of its promises, how often it was `asked`, and what came true by
+    level (`track`). `promise` and `levels` are those of its guess at hand."""
+
+    asked: float = 0.0
+    promise: float = 0.0
+    levels: int = 0
+    grades: dict[int, Tally] = field(default_factory=dict)
+    track: Track = field(default_factory=lambda: Track.empty(0))
+
+    def count(self, accepted: int) -> None:
+        """Book a round in which the member was asked."""
+        self.fade()
+        self.add(self.promise, accepted, 1.0)
+        self.asked += 1
+        self.grades.setdefault(grade(self.promise), Tally()).add(self.promise, accepted, 1.0)
+
+    def fade(self) -> None:
+        """A round without it: belief returns to the prior."""
+        self.asked *= _DECAY
+        for tally in (self, *self.grades.values()):
+            tally.add(0.0, 0, _DECAY)
+
+
+class Clock:
+    """The middle one of the last seven durations; 0 before there is one."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=7)
+
+    def add(self, seconds: float) -> None:
+        self._last.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        return sorted(self._last)[len(self._last) // 2] if self._last else 0.0
+
+
+class Member:
+    """A drafter with its number, its records, and what it takes."""
+
+    def __init__(self, drafter: Drafter, index: int) -> None:
+        self.drafter, self.index = drafter, index
+        self.clock, self.pace, self.records = Clock(), Clock(), dict[int, Record]()
+        self.rates = Rates(max(1, drafter.depth), _HOPED)
+        self.common: dict[int, Tally] = {}
+        self.reason: str | None = None
+        self.strikes = 0
+        own = getattr(drafter, "expected", None)
+        self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
+
+    def record(self, request: Request) -> Record:
+        if request.id not in self.records:
+            self.records[request.id] = Record(track=self.rates.track())
+        return self.records[request.id]
+
+    def worth(self, request: Request) -> float:
+        """Tokens its guess at hand is expected to bring: what it promises, as far as promises of that grade came true in this
+        text and, unless the text must not depend on others, in all."""
+        record, prior = self.record(request), 0.5 if self.expected is None else 1.0
+        at = grade(record.promise)
+        if not request.classical and at in self.common:
+            prior = self.common[at].share(prior)
+        return record.promise * record.grades.get(at, Tally()).share(prior)
+
+    def count(self, request: Request, accepted: int) -> None:
+        """Book a round in which it was asked for a request."""
+        record = self.records[request.id]
+        record.count(accepted)
+        self.rates.learn([(record.track, min(accepted, record.levels), record.levels)])
+        self.common.setdefault(grade(record.promise), Tally()).add(record.promise, accepted, _COMMON)
+
+    def promise(self, request: Request, levels: int) -> float:
+        """What it expects of a guess that it just made, of so many levels; the levels where it does not say."""
+        own = None if self.expected is None else self.expected(request)
+        return float(levels) if own is None else own
+
+    def outlook(self, request: Request) -> float:
+        """Tokens it is expected to bring if asked; half its depth before it ever was."""
+        record = self.record(request)
+        return (record.accepted + self.drafter.depth / 2) / (record.asked + 1)
+
+    def wish(self, request: Request) -> int:
+        """Levels it would like to guess, or those the request names."""
+        return self.drafter.depth if request.params.depth is None else request.params.depth
+
+    def rows(self, levels: int) -> int:
+        """Nodes of a guess of so many levels."""
+        own = max(1, self.drafter.depth)
+        return max(levels, -(-self.drafter.nodes * min(levels, own) // own))
+
+    def best(self, request: Request, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
+        """Of up to `most` levels as many as bring most tokens per second if it is asked, and how many that is. `passes`: seconds
+        of a pass by the rows of guesses in it; `spent`: seconds spent already."""
+        chances = self.rates.of(self.record(request).track, self.rates.everybody())[:most]
+        levels = np.arange(1.0, len(chances) + 1)
+        rows = np.array([float(self.rows(int(n))) for n in levels])
+        speed = (1 + np.cumsum(np.cumprod(chances))) / (spent + self.pace.seconds * levels + passes(rows))
+        at = int(speed.argmax())
+        return at + 1, float(speed[at])
+
+    def budget(self, levels: Sequence[int], budget: Budget, used: Sequence[int]) -> Budget:
+        """What it may spend for so many levels, of the nodes that are not `used`."""
+        depths = [max(0, min(n, room - u)) for n, room, u in zip(levels, budget.nodes, used, strict=True)]
+        nodes = [min(room - u, self.rows(d)) if d else 0 for d, room, u in zip(depths, budget.nodes, used, strict=True)]
+        return Budget(tuple(depths), tuple(nodes))
+
+
+def members(text: str) -> list[str]:
+    """Specs from `NAME+NAME(key=value;key=value)+...`. Raises `BadInput` for what cannot be read."""
+    parts, level, start = list[str](), 0, 0
+    for i, sign in enumerate(text + "+"):
+        level += (sign == "(") - (sign == ")")
+        if level < 0 or (level and i == len(text)):
+            raise BadInput(f"hybrid: the parentheses in members={text!r} do not match")
+        if sign == "+" and not level:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    if not all(parts):
+        raise BadInput(f"hybrid: an empty name in members={text!r}; write members=NAME+NAME(key=value;key=value)")
+    return [_spec(part) for part in parts]
+
+
+def _spec(part: str) -> str:
+    name, bracket, rest = part.partition("(")
+    if not bracket:
+        return part
+    if not rest.endswith(")") or not name.strip():
+        raise BadInput(f"hybrid: cannot read {part!r}; write NAME(key=value;key=value)")
+    options, level = "", 0
+    for sign in rest[:-1]:
+        level += (sign == "(") - (sign == ")")
+        options += "," if sign == ";" and not level else sign
+    return f"{name.strip()}:{options}"
