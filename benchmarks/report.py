@@ -100,6 +100,30 @@ def _conditions(result: dict[str, Any]) -> list[str]:
     ]
 
 
+def speeds(found: list[dict[str, Any]]) -> str:
+    """Speed-up by workload and drafter, in Markdown; where two results have the same cell, the later one counts."""
+    rows = {(r["workload"], r["draft"]): r for result in found for r in result["results"] if r["draft"] != "none"}
+    drafts = list(dict.fromkeys(draft for _, draft in rows))
+    where, asked = found[0]["provenance"], found[0]["settings"]
+    equal, compared = (sum(r[key] for r in rows.values()) for key in ("equal", "compared"))
+    lines = [
+        "### Every drafter, six kinds of text",
+        "",
+        f"Speed-up over plain decoding beside it, one request at a time, T = {asked['temperatures'][0]:g}, up to "
+        f"{asked['max_tokens']} tokens, {where['threads']} threads, `--control {asked['control']}`, medians of "
+        f"{asked['repeats']} interleaved pairs, {where['date'][:10]} (`outrider bench`); differences of a few percent are noise. "
+        "`auto` takes suffix lookup together with the best drafter that was trained for the model, here the EAGLE head that comes "
+        f"with the package. {equal} of {compared} answers were those of plain decoding.",
+        "",
+        f"| text | {' | '.join(f'`{draft}`' for draft in drafts)} |",
+        "|---|" + "---|" * len(drafts),
+    ]
+    for task in dict.fromkeys(task for task, _ in rows):
+        cells = [f"{r['speedup']['median']:.2f}x" if (r := rows.get((task, draft))) else "" for draft in drafts]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def updated(page: str, section: str) -> str:
     """The page with its numbers section replaced."""
     before, rest = page.split(BEGIN, 1)
@@ -109,9 +133,11 @@ def updated(page: str, section: str) -> str:
 def sections() -> dict[str, str]:
     """What goes between the markers of each page, by its path."""
     core = json.loads((RESULTS / "core_cpu.json").read_text())
-    asked = [json.loads(file.read_text()) for file in sorted(RESULTS.glob("acceptance*_cpu.json"))]
+    asked, raced = (
+        [json.loads(f.read_text()) for f in sorted(RESULTS.glob(g))] for g in ("acceptance*_cpu.json", "drafting*_cpu.json")
+    )
     return {
-        "README.md": f"{tables(core)}\n\n{acceptance(asked)}",
+        "README.md": f"{tables(core)}\n\n{speeds(raced)}\n\n{acceptance(asked)}",
         "docs/training.md": trained_table.section(RESULTS, SHIPPED),
     }
 

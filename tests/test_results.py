@@ -30,7 +30,7 @@ def test_pages_are_up_to_date(script: str) -> None:
 
 
 def test_acceptance_of_every_task_with_a_published_range_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text().split("### Acceptance by task")[1]
     found = [json.loads(file.read_text()) for file in RESULTS.glob("acceptance*_cpu.json")]
     alphas = {(r["workload"], r["draft"]): r["alpha"] for result in found for r in result["results"]}
     for task in TASKS:
