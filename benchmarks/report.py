@@ -112,8 +112,8 @@ def speeds(found: list[dict[str, Any]]) -> str:
         f"Speed-up over plain decoding beside it, one request at a time, T = {asked['temperatures'][0]:g}, up to "
         f"{asked['max_tokens']} tokens, {where['threads']} threads, `--control {asked['control']}`, medians of "
         f"{asked['repeats']} interleaved pairs, {where['date'][:10]} (`outrider bench`); differences of a few percent are noise. "
-        "`auto` takes suffix lookup together with the best drafter that was trained for the model, here the EAGLE head that comes "
-        f"with the package. {equal} of {compared} answers were those of plain decoding.",
+        "`auto` takes suffix lookup together with the best drafter that was trained for the model, here the EAGLE head that "
+        f"comes with the package. {equal} of {compared} answers were those of plain decoding.",
         "",
         f"| text | {' | '.join(f'`{draft}`' for draft in drafts)} |",
         "|---|" + "---|" * len(drafts),

@@ -7,9 +7,10 @@ import os
 from dataclasses import replace
 
 import pytest
+import torch
 
-from outrider import registry, trained
-from outrider.drafters import members, pick
+from outrider import choice, registry, trained
+from outrider.drafters import CARD_WORTH, members, pick
 
 
 @pytest.fixture
@@ -87,6 +88,16 @@ def test_auto_prefers_what_was_trained_with_what_repeats(tmp_path):
     assert (name, picked) == ("draft_model", found) and "2.50 tokens per round" in why
     name, picked, why = pick(registry.names(), [replace(found, tau=1.1)])
     assert (name, picked) == ("suffix", None) and "only 1.10 tokens per round" in why
+    assert pick(registry.names(), [found], CARD_WORTH)[:2] == ("suffix", None)
+
+
+@pytest.mark.parametrize(("device", "picked"), [("cpu", "hybrid"), ("cuda", "suffix")])
+def test_auto_on_a_gpu_asks_more_of_a_trained_drafter(device, picked, monkeypatch):
+    monkeypatch.setattr(choice, "pick_device", torch.device)
+    notices: list[str] = []
+    made = choice.Choice("smollm2-135m-instruct", notices, device).drafter("auto")
+    assert made.name == picked and f"picked {picked}" in notices[-1]
+    assert ("less than 2.6 does not pay here" in notices[-1]) == (picked == "suffix")
 
 
 def test_a_spec_may_lack_its_path():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from . import registry, trained
-from .drafters import members, pick
+from .drafters import CARD_WORTH, WORTH, members, pick
 from .errors import BadInput, OutOfMemory
+from .loading import pick_device
 from .models import weights
 from .protocols import Drafter
 from .trained import Trained
@@ -15,10 +16,11 @@ AUTO = "auto"
 
 
 class Choice:
-    """Drafters for the model `source`. `notices` hears what was picked, and what was passed over."""
+    """Drafters for the model `source` on `device`. `notices` hears what was picked, and what was passed over."""
 
-    def __init__(self, source: str, notices: list[str]) -> None:
+    def __init__(self, source: str, notices: list[str], device: str = "cpu") -> None:
         self.source, self.notices = source, notices
+        self.worth = CARD_WORTH if pick_device(device).type == "cuda" else WORTH
         self._picked: Trained | None = None
         self._unusable: list[Trained] = []
 
@@ -65,7 +67,7 @@ class Choice:
         """The best one whose files can be read, as far as that can be told before the model is loaded."""
         found = self._at_hand()
         while True:
-            name, self._picked, why = pick(registry.names(), [one for one in found if one not in self._unusable])
+            name, self._picked, why = pick(registry.names(), [x for x in found if x not in self._unusable], self.worth)
             try:
                 made = self._made(name, self._picked)
                 made.memory(torch.float32)

@@ -68,7 +68,7 @@ class LLM:
     ) -> None:
         self.notices: list[str] = []
         self._trace = None if trace is None else Trace(trace, trace_text, trace_mib)
-        self._choice = Choice(model, self.notices)
+        self._choice = Choice(model, self.notices, device)
         self.accept = PerRequest(accept)
         controllers.check(control)
         self.control = control
