@@ -345,6 +345,19 @@ def test_a_failing_member_is_switched_off_alone(where: str, after: int, merge: b
         assert "unsound" in str(made.members[0].reason)
 
 
+def test_a_member_that_is_off_wants_no_states() -> None:
+    """Rounds are launched ahead only where nobody reads the target's states."""
+
+    class Reading(Crasher):
+        needs = Needs(("hidden:last",), gaps=True)
+
+    engine = tiny.World().engine(Hybrid.of([Reading("propose", 0), Told("one", [5])]))
+    assert engine.drafter.reads
+    with pytest.warns(OutriderWarning, match="its member 'crasher' was switched off"):
+        engine.drafter.propose(batch(1), Budget((2,), (2,)))
+    assert not engine.drafter.reads and engine.drafter.working
+
+
 def test_when_none_is_left_the_hybrid_is_switched_off() -> None:
     made = Hybrid.of([Crasher("propose", 0), Crasher("propose", 1, SystemExit(3))])
     ours = requests(OPTIONS["sampled"])

@@ -350,6 +350,10 @@ class Hybrid(Drafter):
         if member.reason is not None:
             return
         member.reason = f"{member.drafter.name!r} was switched off: {why}"
+        wanted = {f for m in self.members if m.reason is None for f in m.drafter.needs.features}
+        self.needs = replace(
+            self.needs, features=tuple(f for f in self.needs.features if f in wanted)
+        )  # none: rounds need not wait
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
             text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
             warnings.warn(text, OutriderWarning, stacklevel=2)
