@@ -345,6 +345,27 @@ def test_a_failing_member_is_switched_off_alone(where: str, after: int, merge: b
         assert "unsound" in str(made.members[0].reason)
 
 
+def test_a_member_may_run_out_of_memory_once() -> None:
+    class Short(Told):
+        forgot, bad = 0, (2, 5, 6)
+
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            made = super().propose(some, budget)
+            if len(self.asked) in self.bad:
+                raise torch.OutOfMemoryError("no room")
+            return made
+
+        def release(self, request) -> None:
+            self.forgot += 1
+
+    short = Short("short", [5, 6])
+    made, some = started(short), batch(2)
+    play(made, some, len, 5)
+    assert made.members[0].reason is None and short.forgot == 4
+    with pytest.warns(OutriderWarning, match="'short' was switched off: it failed with OutOfMemoryError"):
+        play(made, some, len, 1)
+
+
 def test_a_member_that_is_off_wants_no_states() -> None:
     """Rounds are launched ahead only where nobody reads the target's states."""
 

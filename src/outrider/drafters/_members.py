@@ -102,7 +102,7 @@ class Member:
         self.rates = Rates(max(1, drafter.depth), _HOPED)
         self.common: dict[int, Tally] = {}
         self.reason: str | None = None
-        self.strikes = 0
+        self.strikes, self.starved = 0, False
         self.looked: float | None = None
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .. import registry, tree
 from ..control.costs import Costs, Floats
-from ..errors import BadInput, OutriderError, OutriderWarning
+from ..errors import BadInput, OutriderError, OutriderWarning, out_of_memory
 from ..protocols import Drafter, Isolating, Needs, Sharing, Start
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
@@ -272,7 +272,9 @@ class Hybrid(Drafter):
                     self._stop(member, f"it made {_PATIENCE} unsound proposals")
         except (Exception, SystemExit) as error:
             part = None
-            self._stop(member, f"it failed with {type(error).__name__}: {error}")
+            self._failed(member, batch, error)
+        else:
+            member.starved = False
         finally:
             # What a member drew and did not report must not be taken for another's.
             self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
@@ -288,6 +290,16 @@ class Hybrid(Drafter):
                 record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
         part = self._parts[member.index] = _joint.signed(part, member.index)
         return part, seconds
+
+    def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
+        """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be
+        half-written, so it forgets them."""
+        if out_of_memory(error) and not member.starved:
+            member.starved = True
+            for request in batch.requests:
+                self._forget(member, request)
+        else:
+            self._stop(member, f"it failed with {type(error).__name__}: {error}")
 
     def _sound(self, part: object, budget: Budget) -> bool:
         if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
@@ -341,10 +353,13 @@ class Hybrid(Drafter):
     def release(self, request: Request) -> None:
         for member in self.members:
             member.records.pop(request.id, None)
-            try:
-                member.drafter.release(request)
-            except (Exception, SystemExit) as error:
-                self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
+            self._forget(member, request)
+
+    def _forget(self, member: Member, request: Request) -> None:
+        try:
+            member.drafter.release(request)
+        except (Exception, SystemExit) as error:
+            self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
 
     def _stop(self, member: Member, why: str) -> None:
         if member.reason is not None:
