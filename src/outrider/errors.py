@@ -39,3 +39,12 @@ class DrafterMismatch(OutriderError):
 
 class OutriderWarning(UserWarning):
     """Something went on without what was asked for (say, a drafter that failed); the text is unharmed."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on a GPU or on the host."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

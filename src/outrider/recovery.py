@@ -13,19 +13,13 @@ from typing import TypeVar
 
 import torch
 
+from .errors import out_of_memory as out_of_memory
 from .scheduler import Scheduler
 from .types import Batch, Committed, Finish, Request, StepEvent
 
 T = TypeVar("T")
 PATIENCE = 64
 """Rounds of full width that must go well before passes may be twice as wide again."""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that memory ran out, on a GPU or on the host."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 class Recovery:

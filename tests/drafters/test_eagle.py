@@ -244,7 +244,8 @@ def test_guesses_carry_the_targets_noise():
 @pytest.mark.parametrize("merge", [False, True])
 def test_as_a_member_it_learns_from_others_guesses(merge, monkeypatch):
     """Tokens that somebody else guessed right have states, too."""
-    monkeypatch.setattr("outrider.drafters.hybrid._EXPLORE", 2)  # ask everybody in every other round
+    monkeypatch.setattr("outrider.drafters.hybrid._EXPLORE", 2)  # ask everybody in every other round,
+    monkeypatch.setattr("outrider.drafters._members._LOOKS", 1e9)  # whatever time it takes
     params = SamplingParams(temperature=0.0, max_tokens=28, ignore_eos=True)
     plain = ragged(params=params)
     tiny.World().run(registry.parse("none"), plain)

@@ -244,6 +244,38 @@ def test_a_dear_member_is_not_asked_for_little(monkeypatch: pytest.MonkeyPatch) 
     assert [m.clock.seconds for m in made.members] == [0.0, 10.0]
 
 
+@pytest.mark.parametrize("level", [0.2, 1.0, 10.0])
+@pytest.mark.parametrize("talks", [0.0, 0.5, 1.0])
+def test_a_member_that_is_always_wrong_takes_little_time(level: float, talks: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`level`: seconds per level, where a pass takes one; `talks`: how often the cheap member has a guess."""
+    now, spent, heard = [0.0], [0.0], [0.0]
+    monkeypatch.setattr("outrider.drafters.hybrid.time.perf_counter", lambda: now[0])
+
+    class Slow(Told):
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            now[0] += level * max(budget.depth)
+            spent[0] += level * max(budget.depth)
+            return super().propose(some, budget)
+
+    class Sometimes(Told):
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            heard[0] += talks
+            self.only = None if heard[0] % 1 == 0 and talks else {-1}
+            return super().propose(some, budget)
+
+    made, some = started(Sometimes("cheap", [5, 6]), Slow("slow", [9, 10, 11, 12])), batch(1)
+
+    def kept(sources: list[int]) -> int:
+        now[0] += 1.0  # the pass
+        return sources.count(0)
+
+    play(made, some, kept, 100)
+    now[0], spent[0] = 100.0, 0.0
+    made.members[1].looked = 100.0
+    play(made, some, kept, 640)
+    assert spent[0] <= 0.012 * now[0]
+
+
 def test_classical_choices_do_not_read_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(seconds: float) -> list[int]:
         now = [0.0]
@@ -311,6 +343,40 @@ def test_a_failing_member_is_switched_off_alone(where: str, after: int, merge: b
     assert sum(o == 1 for r in ours for o in r.origins) > 20
     if where == "nonsense":
         assert "unsound" in str(made.members[0].reason)
+
+
+def test_a_member_may_run_out_of_memory_once() -> None:
+    class Short(Told):
+        forgot, bad = 0, (2, 5, 6)
+
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            made = super().propose(some, budget)
+            if len(self.asked) in self.bad:
+                raise torch.OutOfMemoryError("no room")
+            return made
+
+        def release(self, request) -> None:
+            self.forgot += 1
+
+    short = Short("short", [5, 6])
+    made, some = started(short), batch(2)
+    play(made, some, len, 5)
+    assert made.members[0].reason is None and short.forgot == 4
+    with pytest.warns(OutriderWarning, match="'short' was switched off: it failed with OutOfMemoryError"):
+        play(made, some, len, 1)
+
+
+def test_a_member_that_is_off_wants_no_states() -> None:
+    """Rounds are launched ahead only where nobody reads the target's states."""
+
+    class Reading(Crasher):
+        needs = Needs(("hidden:last",), gaps=True)
+
+    engine = tiny.World().engine(Hybrid.of([Reading("propose", 0), Told("one", [5])]))
+    assert engine.drafter.reads
+    with pytest.warns(OutriderWarning, match="its member 'crasher' was switched off"):
+        engine.drafter.propose(batch(1), Budget((2,), (2,)))
+    assert not engine.drafter.reads and engine.drafter.working
 
 
 def test_when_none_is_left_the_hybrid_is_switched_off() -> None:

@@ -219,10 +219,11 @@ def test_it_pays_on_a_peaked_model(temperature: float) -> None:
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_it_works_inside_a_hybrid(merge: bool) -> None:
-    """Its choices reach it through the hybrid's view: the window moves, and its guesses come true there as well."""
+    """Its choices reach it through the hybrid's view: the window moves, and its guesses come true there as well. A
+    depth that is named is kept, whatever time it takes."""
     own = drafter()
     made = Hybrid.of([registry.parse("none"), own] if not merge else [registry.parse("ngram:depth=3"), own], merge)
-    params = SamplingParams(temperature=0.3, max_tokens=60, allowed_token_ids=(5, 9), ignore_eos=True, seed=1)
+    params = SamplingParams(temperature=0.3, max_tokens=60, depth=made.depth, allowed_token_ids=(5, 9), ignore_eos=True, seed=1)
     request = tiny.request([2, 3, 4, 8], params)
     engine = tiny.World().engine(made)
     engine.add(request)

@@ -19,6 +19,7 @@ from outrider.serve.edge import parse
 from outrider.serve.faults import Fault
 from outrider.serve.schema import ChatRequest, CompletionRequest
 from outrider.serve.settings import Settings
+from outrider.types import StepEvent
 
 from .conftest import KEY, Running, running
 
@@ -157,6 +158,24 @@ def test_keys(load: Callable[..., LLM]) -> None:
         for key in (KEY, "other"):
             assert server.post(TEXT, body, headers={"authorization": f"Bearer {key}"}).status_code == 200
         assert len(seen) == 2 and None not in seen, "each key has a group of its own, which drafters and KV memory keep apart"
+
+
+def test_a_key_gets_no_guesses_from_anothers_text(load: Callable[..., LLM]) -> None:
+    """Also where the drafter that remembers is a member of another, as `auto` has it."""
+    llm = load(draft="hybrid:members=suffix+none", control="fixed")
+    guessed = dict[int, int]()
+
+    def count(event: StepEvent) -> None:
+        for item in event.committed:
+            guessed[item.request.id] = guessed.get(item.request.id, 0) + item.drafted
+
+    with running(llm, api_keys=(KEY, "other")) as server:
+        llm.engine.sinks.append(count)
+        body = {"prompt": [5 + i * 7 % 90 for i in range(40)], "max_tokens": 24, "seed": 3, "temperature": 1.0}
+        for key in (KEY, "other", KEY):
+            assert server.post(TEXT, body, headers={"authorization": f"Bearer {key}"}).status_code == 200
+        first, another, again = guessed.values()
+        assert first == another < again
 
 
 @pytest.mark.parametrize(("share", "hits"), [(False, 1), (True, 2)])

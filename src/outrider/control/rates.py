@@ -39,6 +39,10 @@ class Track:
         self.hits = [float(hits), *(0.5 * h for h in self.hits[1:])]
         self.tests = [float(tests), *(0.5 * n for n in self.tests[1:])]
 
+    def fade(self) -> None:
+        """A round that told nothing."""
+        self.hits, self.tests = [FADE * h for h in self.hits], [FADE * n for n in self.tests]
+
     @classmethod
     def empty(cls, positions: int) -> Track:
         return cls([0.0] * positions, [0.0] * positions)

@@ -24,6 +24,10 @@ _HOPED = 0.6
 """Chance of a guess that is believed before anything was seen."""
 _COMMON = 0.98
 """How much of everybody's record is left after a guess of the same grade."""
+_FEW = 12.0
+"""Guesses of a member below which its record may be bad luck."""
+_LOOKS = 0.01
+"""Share of the time for guesses that do not seem to pay."""
 
 
 @dataclass(slots=True)
@@ -59,13 +63,17 @@ class Record(Tally):
 
     def count(self, accepted: int) -> None:
         """Book a round in which the member was asked."""
-        self.fade()
+        self._decay()
         self.add(self.promise, accepted, 1.0)
         self.asked += 1
         self.grades.setdefault(grade(self.promise), Tally()).add(self.promise, accepted, 1.0)
 
     def fade(self) -> None:
         """A round without it: belief returns to the prior."""
+        self._decay()
+        self.track.fade()
+
+    def _decay(self) -> None:
         self.asked *= _DECAY
         for tally in (self, *self.grades.values()):
             tally.add(0.0, 0, _DECAY)
@@ -94,7 +102,8 @@ class Member:
         self.rates = Rates(max(1, drafter.depth), _HOPED)
         self.common: dict[int, Tally] = {}
         self.reason: str | None = None
-        self.strikes = 0
+        self.strikes, self.starved = 0, False
+        self.looked: float | None = None
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
@@ -141,12 +150,23 @@ class Member:
     def best(self, request: Request, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
         """Of up to `most` levels as many as bring most tokens per second if it is asked, and how many that is. `passes`: seconds
         of a pass by the rows of guesses in it; `spent`: seconds spent already."""
-        chances = self.rates.of(self.record(request).track, self.rates.everybody())[:most]
+        luck = 1 - self.rates.common.tests[0] / _FEW
+        chances = np.maximum(luck, self.rates.of(self.record(request).track, self.rates.everybody()))[:most]
         levels = np.arange(1.0, len(chances) + 1)
         rows = np.array([float(self.rows(int(n))) for n in levels])
         speed = (1 + np.cumsum(np.cumprod(chances))) / (spent + self.pace.seconds * levels + passes(rows))
         at = int(speed.argmax())
         return at + 1, float(speed[at])
+
+    def look(self, now: float, most: int) -> int:
+        """Of `most` levels as many as may be guessed at time `now`, in seconds, only to measure anew what they bring: what the
+        member takes must stay a small share of the time since it was last looked at."""
+        if self.looked is None:
+            self.looked = now
+        levels = most if not self.pace.seconds else min(most, int(_LOOKS * (now - self.looked) / self.pace.seconds))
+        if levels:
+            self.looked = now
+        return levels
 
     def budget(self, levels: Sequence[int], budget: Budget, used: Sequence[int]) -> Budget:
         """What it may spend for so many levels, of the nodes that are not `used`."""

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from .. import registry, tree
 from ..control.costs import Costs, Floats
-from ..errors import BadInput, OutriderError, OutriderWarning
+from ..errors import BadInput, OutriderError, OutriderWarning, out_of_memory
 from ..protocols import Drafter, Isolating, Needs, Sharing, Start
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
@@ -36,7 +36,7 @@ from . import _joint
 from ._members import Member, members
 
 _EXPLORE = 64
-"""Rounds after which all members are asked once, to measure them anew."""
+"""Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
 _FIRST = 2
 """Levels of the first guess of a member whose time is not known."""
 _DEEPER = 6
@@ -110,7 +110,7 @@ class Hybrid(Drafter):
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._costs, self._timed, self._rounds = Costs(), False, 0
+        self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
         self._ended, self._sent, self._passed = (
             0.0,
             (0, 0),
@@ -167,6 +167,7 @@ class Hybrid(Drafter):
                 Hand(v, 0 if c == NONE else self._parts[c].widths[b], spent)
                 for b, (c, v) in enumerate(zip(best, value, strict=True))
             ]
+            self._look = member.look(time.perf_counter(), max(budget.depth)) if self._rounds % _EXPLORE == 0 else 0
             levels = [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
             asked = [n > 0 for n in levels]
             if not any(asked):
@@ -231,14 +232,14 @@ class Hybrid(Drafter):
 
     def _levels(self, member: Member, batch: Batch, budget: Budget, b: int, hand: Hand) -> int:
         """How many levels a member is to guess for request b; 0 where that is not expected to bring more tokens per second than
-        the guess at hand. Where there is none, at least one."""
+        the guess at hand, or than none. Where there is none and the request names a depth, that."""
         request = batch.requests[b]
         most = min(budget.depth[b], member.wish(request)) if budget.nodes[b] else 0
         if not most:
             return 0
         if request.classical:
             return most if not hand.width or member.outlook(request) > hand.value else 0
-        if self._rounds % _EXPLORE == 0 or (not member.index and not hand.width):
+        if not hand.width and (not member.index or request.params.depth is not None):
             return most
         if not member.pace.seconds and request.params.depth is None:
             return min(most, _FIRST)
@@ -253,7 +254,7 @@ class Hybrid(Drafter):
         elif self._rounds % _DEEPER == 0:
             levels = min(most, levels + 1)
         now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
-        return levels if not hand.width or speed > now else 0
+        return levels if speed > now or not self._timed else min(most, self._look)
 
     def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
         """A member's guesses, if they are sound, and the seconds they took."""
@@ -271,7 +272,9 @@ class Hybrid(Drafter):
                     self._stop(member, f"it made {_PATIENCE} unsound proposals")
         except (Exception, SystemExit) as error:
             part = None
-            self._stop(member, f"it failed with {type(error).__name__}: {error}")
+            self._failed(member, batch, error)
+        else:
+            member.starved = False
         finally:
             # What a member drew and did not report must not be taken for another's.
             self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
@@ -287,6 +290,16 @@ class Hybrid(Drafter):
                 record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
         part = self._parts[member.index] = _joint.signed(part, member.index)
         return part, seconds
+
+    def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
+        """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be
+        half-written, so it forgets them."""
+        if out_of_memory(error) and not member.starved:
+            member.starved = True
+            for request in batch.requests:
+                self._forget(member, request)
+        else:
+            self._stop(member, f"it failed with {type(error).__name__}: {error}")
 
     def _sound(self, part: object, budget: Budget) -> bool:
         if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
@@ -340,15 +353,22 @@ class Hybrid(Drafter):
     def release(self, request: Request) -> None:
         for member in self.members:
             member.records.pop(request.id, None)
-            try:
-                member.drafter.release(request)
-            except (Exception, SystemExit) as error:
-                self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
+            self._forget(member, request)
+
+    def _forget(self, member: Member, request: Request) -> None:
+        try:
+            member.drafter.release(request)
+        except (Exception, SystemExit) as error:
+            self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
 
     def _stop(self, member: Member, why: str) -> None:
         if member.reason is not None:
             return
         member.reason = f"{member.drafter.name!r} was switched off: {why}"
+        wanted = {f for m in self.members if m.reason is None for f in m.drafter.needs.features}
+        self.needs = replace(
+            self.needs, features=tuple(f for f in self.needs.features if f in wanted)
+        )  # none: rounds need not wait
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
             text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
             warnings.warn(text, OutriderWarning, stacklevel=2)
