@@ -93,8 +93,9 @@ def _conditions(result: dict[str, Any]) -> list[str]:
         "to no one measurement, and others differ ([arXiv:2604.14682](https://arxiv.org/abs/2604.14682) finds more accepted in "
         "chat than in code). Lookups guess seldom on new text; `layer_skip`, not tuned here, stops where it is unsure; "
         "`lookahead` tries several guesses for one place, of which at most one is right. `eagle` (a chain here) and "
-        "`draft_model` are those that come with the package: 6 to 10 MB for a target of 135 million weights, five guesses ahead whatever the "
-        "odds, where published ranges are of bigger drafters and short looks. Tokens per pass say what came of it.",
+        "`draft_model` are those that come with the package: 6 to 10 MB for a target of 135 million weights, five guesses "
+        "ahead whatever the odds, where published ranges are of bigger drafters and short looks. Tokens per pass say what "
+        "came of it.",
         "",
     ]
 
