@@ -6,7 +6,7 @@ import torch
 
 from . import registry, trained
 from .drafters import CARD_WORTH, WORTH, members, pick
-from .errors import BadInput, OutOfMemory
+from .errors import BadInput, OutOfMemory, OutriderError
 from .loading import pick_device
 from .models import weights
 from .protocols import Drafter
@@ -65,7 +65,10 @@ class Choice:
 
     def _best(self) -> Drafter:
         """The best one whose files can be read, as far as that can be told before the model is loaded."""
-        found = self._at_hand()
+        try:
+            found = self._at_hand()
+        except OutriderError:  # who loads the model says what is wrong with it
+            found = []
         while True:
             name, self._picked, why = pick(registry.names(), [x for x in found if x not in self._unusable], self.worth)
             try:

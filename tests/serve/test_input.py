@@ -127,9 +127,9 @@ def test_the_log_holds_no_words_of_clients(server: Running, caplog: pytest.LogCa
         fails(server.post(TEXT, {"prompt": "secret", "response_format": form}), 400, "(secret")
         fails(server.post(TEXT, {"prompt": "secret", "logit_bias": {"secret": 1}}), 400, "secret")
         server.complete("secret")
-    deadline = time.monotonic() + 10  # a line is written after its answer was sent
-    while len(caplog.records) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+        deadline = time.monotonic() + 10  # a line is written after its answer was sent
+        while len(caplog.records) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
     found = [getattr(record, "fields", {}) for record in caplog.records]
     assert [line["status"] for line in found] == [400, 400, 200] and "secret" not in str(found)
 
