@@ -128,10 +128,11 @@ def test_the_log_holds_no_words_of_clients(server: Running, caplog: pytest.LogCa
         fails(server.post(TEXT, {"prompt": "secret", "logit_bias": {"secret": 1}}), 400, "secret")
         server.complete("secret")
         deadline = time.monotonic() + 10  # a line is written after its answer was sent
-        while len(caplog.records) < 3 and time.monotonic() < deadline:
+        while not any(getattr(r, "fields", {}).get("status") == 200 for r in caplog.records) and time.monotonic() < deadline:
             time.sleep(0.01)
     found = [getattr(record, "fields", {}) for record in caplog.records]
-    assert [line["status"] for line in found] == [400, 400, 200] and "secret" not in str(found)
+    ours = found[-3:]  # a line of the test before may come late
+    assert [line["status"] for line in ours] == [400, 400, 200] and "secret" not in str(found)
 
 
 def test_bodies_that_are_too_large(server: Running) -> None:
