@@ -99,14 +99,6 @@ class Study:
         name, values = registry.split(draft)
         return members(values["members"]) if name == "hybrid" and "members" in values else [draft]
 
-    def spec(self, draft: str) -> str:
-        """The spec, with the paths of a hybrid's trained members, which nobody looks up for them."""
-        parts, (name, values) = self.members(draft), registry.split(draft)
-        if parts == [draft]:
-            return draft
-        found = [f"{p}(path={self.path(p)})" if registry.lacks(p, "path") else p for p in parts]
-        return f"{name}:" + ",".join(f"{k}={v}" for k, v in (values | {"members": "+".join(found)}).items())
-
     def path(self, name: str) -> Path:
         """Where the drafter is that was trained for the model."""
         found = trained.find(weights.fingerprint(weights.resolve(self.model)), name)
@@ -128,7 +120,7 @@ def taus(study: Study, draft: str) -> list[dict[str, Any]]:
     study.plainly()
     rows = []
     for temperature in TEMPERATURES:
-        study.llm.switch(study.spec(draft), control="fixed")  # anew, since some learn from what was written
+        study.llm.switch(draft, control="fixed")  # anew, since some learn from what was written
         found = {name: answer(study.llm, prompts, study.exam, temperature) for name, prompts in study.prompts.items()}
         plain = {name: study.plain[temperature, name] for name in found}
         found[ALL], plain[ALL] = joined(found.values()), joined(plain.values())
@@ -201,7 +193,7 @@ def contexts(study: Study, draft: str) -> list[dict[str, Any]]:
     """Tokens of one round at T = 1 against those at T = 0, from the same contexts."""
     study.plainly()
     where = list(places(study))
-    study.llm.switch(study.spec(draft), control="fixed")
+    study.llm.switch(draft, control="fixed")
     cold, warm = (rounds(study, where, t) for t in TEMPERATURES)
     rows = []
     for name in (*study.prompts, ALL):
@@ -236,7 +228,7 @@ def speed(study: Study, draft: str, control: str) -> list[dict[str, Any]]:
     """Pairs of plain and drafted runs, one prompt at a time, by workload and over all; as many as there is time for."""
     options = study.options
     asked = gather(WORKLOADS, options.prompts)
-    plan = Plan((study.spec(draft),), asked, options.max_tokens, repeats=options.pairs, control=control)
+    plan = Plan((draft,), asked, options.max_tokens, repeats=options.pairs, control=control)
     runner = Runner(study.llm, plan, study.tell)
     try:
         found = runner.run()

@@ -11,8 +11,8 @@ import torch
 
 from outrider import registry
 from outrider.config import SamplingParams
-from outrider.errors import OutriderWarning
-from outrider.recovery import PATIENCE, half, out_of_memory
+from outrider.errors import OutriderWarning, out_of_memory
+from outrider.recovery import PATIENCE, half
 from outrider.types import Batch, Finish, Proposal, Request
 
 from . import probes, tiny

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from . import registry, trained
@@ -32,9 +34,7 @@ class Choice:
         if registry.opens(draft, "members"):
             _, found, _ = pick(registry.names(), self._at_hand())
             return registry.parse(draft, {} if found is None else {"members": members(registry.names(), found)}, self._found)
-        if registry.lacks(draft, "path"):
-            return registry.parse(draft, self._found(draft), self._found)
-        return registry.parse(draft)
+        return registry.parse(draft, self._found(draft), self._found)
 
     def _found(self, spec: str) -> dict[str, str]:
         """The path that a spec lacks. Raises `BadInput` where nothing was trained."""
@@ -51,7 +51,7 @@ class Choice:
         return {"path": str(ours[0].path)}
 
     def _at_hand(self) -> list[Trained]:
-        return trained.find(self._fingerprint()) if trained.entries() else []
+        return trained.find(self._fingerprint)
 
     def pass_over(self, draft: str, why: object) -> bool:
         """The drafter that was made last cannot be used. Whether `draft` leaves it open to try another: then it is noted. Where
@@ -91,5 +91,6 @@ class Choice:
         joint = {"members": members(registry.names(), found), "whole": "yes"}
         return registry.parse(name, joint, lambda spec: path if registry.split(spec)[0] == found.method else {})
 
+    @cached_property
     def _fingerprint(self) -> str:
         return weights.fingerprint(weights.resolve(self.source))

@@ -11,10 +11,9 @@ from typing import cast
 import torch
 
 from . import tree
-from .errors import OutriderError, OutriderWarning
+from .errors import OutriderError, OutriderWarning, out_of_memory
 from .forced import Forced
 from .protocols import Drafter, Sharing, Start
-from .recovery import out_of_memory
 from .types import PROBE, ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
 
 _PATIENCE = 3

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import torch
 
-from .errors import out_of_memory as out_of_memory
+from .errors import out_of_memory
 from .scheduler import Scheduler
 from .types import Batch, Committed, Finish, Request, StepEvent
 

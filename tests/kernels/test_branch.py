@@ -48,7 +48,7 @@ def test_what_is_kept(most):
     totals[1, 5:] = -INF
     totals[2] = totals[2].round(decimals=1)  # ties
     limits = [most, max(1, most - 1), most]
-    wanted = _climb._kept(tokens, parents, totals, limits)
+    wanted = _climb._kept(tokens, parents, _climb._chosen(totals, limits), limits)
     given = torch.zeros(count, climb.HEAD + 1, dtype=torch.int64)
     given[:, 5] = torch.tensor(limits)
     given = given.to(DEVICE)

@@ -32,9 +32,10 @@ def pick(known: Collection[str], trained: Sequence[Trained] = (), worth: float =
             if BOTH not in known:
                 return found.method, found, f"it {reason}"
             return BOTH, found, f"{name} where the text repeats itself, else {found.method}, which {reason}"
-    best = f"; the best that was trained for this model writes only {able[0].tau:.2f} tokens per round;" if able else ""
-    weak = best and f"{best} less than {worth:g} does not pay here"
-    return name, None, why + weak
+    if able:
+        why += f"; the best that was trained for this model writes only {able[0].tau:.2f} tokens per round"
+        why += f"; less than {worth:g} does not pay here"
+    return name, None, why
 
 
 def members(known: Collection[str], trained: Trained) -> str:

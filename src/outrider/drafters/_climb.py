@@ -95,10 +95,9 @@ class Climber:
             all_parents.append(front.column.repeat_interleave(k, 1))
             front = _best(front, tokens, total, self.net.back(out), first)
         totals = torch.cat(all_totals, 1)
-        most = torch.tensor(limits.nodes).to(device, non_blocking=True)
-        best = totals.sort(dim=1, descending=True).values  # a path's chance adds to what is accepted once for each of its nodes
-        self.hope = best.exp().where(torch.arange(best.shape[1], device=device) < most[:, None], 0).sum(1)
-        return _kept(torch.cat(all_tokens, 1), torch.cat(all_parents, 1), totals, limits.nodes)
+        chosen = _chosen(totals, limits.nodes)
+        self.hope = totals.exp().where(chosen, 0).sum(1)  # a path's chance adds to what is accepted once for each of its nodes
+        return _kept(torch.cat(all_tokens, 1), torch.cat(all_parents, 1), chosen, limits.nodes)
 
     def strands(self, ground: Ground, limits: Limits) -> tuple[Tensor, Tensor, Tensor]:
         """As `branching`; column `level * k + i` is the node of strand i."""
@@ -182,13 +181,18 @@ def _best(front: Frontier, tokens: Tensor, total: Tensor, hidden: Tensor, first:
     return Frontier(token, first + chosen.indices, chosen.values, path, of_parent(front.above), of_parent(hidden))
 
 
-def _kept(tokens: Tensor, parents: Tensor, totals: Tensor, nodes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all nodes `[C, M]` the best, `nodes[c]` of them, in the order in which they were offered. What leads to a kept node is
-    kept: it is worth no less, and came before."""
-    most = torch.tensor(nodes).to(tokens.device, non_blocking=True)
+def _chosen(totals: Tensor, nodes: Sequence[int]) -> Tensor:
+    """Which of all nodes `[C, M]` are the best, at most `nodes[c]` of them. What leads to a chosen node is chosen: it is worth no
+    less, and came before."""
+    most = torch.tensor(nodes).to(totals.device, non_blocking=True)
     order = totals.argsort(dim=1, descending=True, stable=True)
     rank = torch.empty_like(order).scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-    kept = gathered(tokens, parents, (rank < most[:, None]) & (totals > float("-inf")))
+    return (rank < most[:, None]) & (totals > float("-inf"))
+
+
+def _kept(tokens: Tensor, parents: Tensor, chosen: Tensor, nodes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """The `chosen` nodes, at most `nodes[c]`, in the order in which they were offered."""
+    kept = gathered(tokens, parents, chosen)
     widest = min(max(nodes), tokens.shape[1])
     return kept[0][:, :widest], kept[1][:, :widest], kept[2]
 

@@ -18,8 +18,6 @@ _DECAY = 0.9
 """How much of what was counted is left after a round."""
 _PRIOR = 4.0
 """Weight of what is believed of a member before anything was seen, in guesses."""
-
-
 _HOPED = 0.6
 """Chance of a guess that is believed before anything was seen."""
 _COMMON = 0.98

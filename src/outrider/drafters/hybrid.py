@@ -111,11 +111,8 @@ class Hybrid(Drafter):
         self._maps: dict[int, Tensor] = {}
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
-        self._ended, self._sent, self._passed = (
-            0.0,
-            (0, 0),
-            0,
-        )  # the last guess: when, for how many, in how many rows, rounds since
+        # The last guess: when, for how many in how many rows, rounds since.
+        self._ended, self._sent, self._passed = 0.0, (0, 0), 0
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """What all members take."""
@@ -366,9 +363,7 @@ class Hybrid(Drafter):
             return
         member.reason = f"{member.drafter.name!r} was switched off: {why}"
         wanted = {f for m in self.members if m.reason is None for f in m.drafter.needs.features}
-        self.needs = replace(
-            self.needs, features=tuple(f for f in self.needs.features if f in wanted)
-        )  # none: rounds need not wait
+        self.needs = replace(self.needs, features=tuple(f for f in self.needs.features if f in wanted))
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
             text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
             warnings.warn(text, OutriderWarning, stacklevel=2)
