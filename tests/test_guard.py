@@ -137,7 +137,7 @@ def test_two_slips_are_forgiven(name: str) -> None:
 @pytest.mark.parametrize("name", UNSOUND)
 def test_guesses_that_nobody_looks_at_do_no_harm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device, where the host does not wait to see them: they are put right, or cut down to nothing."""
-    monkeypatch.setattr("outrider.guard._unseen", lambda proposal: proposal.q is None)
+    monkeypatch.setattr(Proposal, "unseen", property(lambda proposal: proposal.q is None))
     seen = []
     put_right = Guard._put_right
     monkeypatch.setattr(Guard, "_put_right", lambda self, made: seen.append(put_right(self, made)) or seen[-1])

@@ -39,7 +39,7 @@ class Engine:
     def __init__(
         self, target: Target, drafter: Guard, scheduler: Scheduler, accept: AcceptanceRule, controller: Controller
     ) -> None:
-        target.watched = drafter.observes
+        target.watched, drafter.admits = drafter.observes, target.admits
         self.target, self.drafter, self.scheduler = target, drafter, scheduler
         self.accept, self.controller = accept, controller
         scheduler.shared, scheduler.sharing = drafter.shared, drafter.sharing
@@ -107,7 +107,8 @@ class Engine:
     def _budget(self, batch: Batch, guess: bool) -> Budget:
         if not guess:
             return Budget.none(len(batch))
-        return self.controller.rest(batch) if batch.blind and not self.drafter.blind else self.controller.budget(batch)
+        rests = batch.blind and not self.drafter.follows(batch.requests)
+        return self.controller.rest(batch) if rests else self.controller.budget(batch)
 
     def settle(self, pending: Pending) -> StepEvent:
         """What the host needs of a round: tokens, then all that follows from them."""
@@ -142,8 +143,9 @@ class Engine:
 
     def _blind(self, pending: Pending) -> bool:
         """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""
-        free = not self.drafter.reads and (self.drafter.blind or self.controller.resting)
-        return pending.answer is not None and free and self.scheduler.calm(pending.batch)
+        if pending.answer is None or not self.scheduler.calm(pending.batch):
+            return False
+        return self.drafter.follows(pending.batch.requests) or (not self.drafter.reads and self.controller.resting)
 
     def release(self, request: Request) -> None:
         """Forget a request everywhere: KV, drafter, sampler, queue. Safe to call at any moment between rounds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import cast
 
@@ -27,7 +27,8 @@ _FIXED = tuple(f.name for f in fields(Request) if f.name not in ("tokens", "fail
 class Guard:
     """Wraps a drafter. An exception, or repeated unsound proposals, switches it off for good, with a warning that says so; Ctrl-C
     passes through, and so does want of memory, once (the engine then tries with fewer requests). `reason` tells why it is off
-    (None while it runs); `on_stop` is called when that happens."""
+    (None while it runs); `on_stop` is called when that happens. `admits` tells whether the target itself puts right what could
+    not be in guesses on its device."""
 
     def __init__(self, drafter: Drafter, vocab_size: int, on_stop: Callable[[], None] | None = None) -> None:
         self.drafter, self._vocab, self.on_stop = drafter, vocab_size, on_stop
@@ -38,6 +39,7 @@ class Guard:
         self._sharing: Sharing | None = cast(Sharing, drafter) if own else None
         self.observes = type(drafter).observe is not Drafter.observe
         self._forced = Forced(vocab_size)
+        self.admits: Callable[[Batch, Proposal], bool] = lambda batch, proposal: False
 
     @property
     def name(self) -> str:
@@ -47,10 +49,17 @@ class Guard:
     def working(self) -> bool:
         return self.reason is None
 
-    @property
-    def blind(self) -> bool:
-        """Whether guesses need nothing that only the host learns when a round is read."""
-        return not self.working or bool(getattr(self.drafter, "blind", False))
+    def follows(self, requests: Sequence[Request]) -> bool:
+        """Whether neither guesses for these requests nor what the drafter notes of their rounds needs anything that only the host
+        learns when a round is read."""
+        if not self.working:
+            return True
+        try:
+            follows = getattr(self.drafter, "follows", None)
+            return follows is not None and bool(follows(requests))
+        except (Exception, SystemExit) as error:
+            self._stop(f"it failed with {type(error).__name__}: {error}")
+            return True
 
     @property
     def reads(self) -> bool:
@@ -82,8 +91,8 @@ class Guard:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None
         self._starved.discard("propose")
-        if sound and _unseen(proposal):
-            return self._put_right(proposal)
+        if sound and proposal.unseen:
+            return proposal if self.admits(batch, proposal) else self._put_right(proposal)
         if sound:
             return _tidy(self._own(proposal)) if any(proposal.widths) or proposal.resume is not None else None
         self._strikes += 1
@@ -94,13 +103,13 @@ class Guard:
         return None
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """Let the drafter see the round: copies of it, since the host has yet to read what was decided."""
+        """Let the drafter see the round: copies of it, if the host has yet to read what was decided."""
         if not self.working or not self.observes:
             return
-        seen = (verdict.path, verdict.accepted, verdict.tokens, verdict.counts, verdict.finish)
+        seen = verdict if scores.answer is not None else _copied(verdict)
         try:
             with _kept(batch):
-                self.drafter.observe(batch, *self._forced.apart(proposal, Verdict(*(f.clone() for f in seen)), scores))
+                self.drafter.observe(batch, *self._forced.apart(proposal, seen, scores))
         except (Exception, SystemExit) as error:
             if out_of_memory(error) and self._again("observe", batch):
                 return
@@ -166,7 +175,7 @@ class Guard:
         if proposal.tokens.dim() == 2 and proposal.columns > max(budget.nodes):
             return False
         fits = all(w <= min(room, nodes) for w, room, nodes in limits)
-        if _unseen(proposal):
+        if proposal.unseen:
             return fits and tree.well_formed(proposal)  # the rest is put right without waiting for the device
         return fits and (not any(proposal.widths) or bool(tree.validate(proposal, self._vocab).all()))
 
@@ -180,9 +189,8 @@ class Guard:
             warnings.warn(f"{self.reason}; the text is unaffected, the rest is decoded without it", OutriderWarning, stacklevel=2)
 
 
-def _unseen(proposal: Proposal) -> bool:
-    """Whether the guesses are where looking at them would mean waiting."""
-    return proposal.tokens.device.type != "cpu" and proposal.q is None
+def _copied(verdict: Verdict) -> Verdict:
+    return Verdict(*(getattr(verdict, f.name).clone() for f in fields(Verdict)))
 
 
 @contextlib.contextmanager

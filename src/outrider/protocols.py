@@ -194,7 +194,8 @@ class Start:
 
 
 class Target(Protocol):
-    """The model that decides. `place` puts guesses where `score` wants them. `score` runs one pass over pending tokens and
+    """The model that decides. `admits`: `score` will itself put right what could not be in guesses on the device. `place` puts
+    guesses where `score` wants them. `score` runs one pass over pending tokens and
     guesses; `keep` makes the accepted path's KV the sequence's KV and forgets the rest; `release` forgets a request."""
 
     vocab_size: int
@@ -204,6 +205,7 @@ class Target(Protocol):
     sampler: Sampler
     watched: bool
 
+    def admits(self, batch: Batch, proposal: Proposal) -> bool: ...
     def place(self, batch: Batch, proposal: Proposal) -> Proposal: ...
     def score(self, batch: Batch, proposal: Proposal) -> Scores: ...
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None: ...
@@ -225,8 +227,11 @@ class Drafter(Protocol):
     depth: int = 8
     nodes: int = 8
     needs: Needs = Needs()
-    blind: bool = False
-    """Whether `propose` reads nothing that the host learns by reading a round (`request.tokens`): then rounds need not wait."""
+
+    def follows(self, requests: Sequence[Request]) -> bool:
+        """Whether `propose` and `observe` need nothing of these requests that the host learns by reading a round
+        (`request.tokens`): then the next round is launched before this one is read."""
+        return False
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """Bytes of the device that `start` will take: once, and for each token of the target's KV pool (beside `needs.kv`)."""

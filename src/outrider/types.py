@@ -238,6 +238,11 @@ class Proposal:
     def columns(self) -> int:
         return self.tokens.shape[1]
 
+    @property
+    def unseen(self) -> bool:
+        """Whether the guesses are where looking at them would mean waiting."""
+        return self.tokens.device.type != "cpu" and self.q is None
+
     def to(self, device: torch.device | str) -> Proposal:
         """The same guesses on another device."""
         q = None if self.q is None else self.q.to(device)

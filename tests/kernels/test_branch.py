@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 from outrider.drafters import _climb
 from outrider.kernels import branch, climb
+from outrider.kernels.ring import Ring
 from tests.kernels.places import DEVICE, DTYPES, near
 
 INF = float("inf")
@@ -87,7 +88,8 @@ def test_states_at_addresses():
     for row, mine in zip(given, states, strict=False):
         row[2], row[3] = len(mine), mine.data_ptr()
     out = torch.ones(12, 20, device=DEVICE)
-    climb.collect(given.to(DEVICE), out)
+    attend = torch.tensor([-1, -1, 3, 4, 5, 6, 7, 8, -1, -1, -1, -1], dtype=torch.int32).to(DEVICE)
+    climb.collect(given.to(DEVICE), attend, Ring.make(1, 20, torch.float32, torch.device(DEVICE)), out)
     assert not out[:2].any() and not out[8:].any()
     assert torch.equal(out[2:4], states[0]) and torch.equal(out[4:8], states[1])
 

@@ -1,4 +1,4 @@
-"""Drafters' own passes as one replay beside their plain twins: asked twice in every round, they guess the same.
+"""Drafters' own passes as one replay beside their plain twins: in the same rounds of the same requests, they guess the same.
 
 Runs where `test_fast.py` does. On a card also in bf16, where the two round here and there in another order, so that near
 ties may go the other way.
@@ -7,6 +7,7 @@ ties may go the other way.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from outrider.bench import tiny
 from outrider.config import SamplingParams
 from outrider.errors import OutriderWarning
 from outrider.models import climbs, replay
+from outrider.protocols import Drafter, Start
 from outrider.types import Batch, Budget, Proposal
 
 from .. import heads
@@ -33,45 +35,64 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Twice:
-    """Lets a drafter propose without and with its captured form, each first in turn, and notes both. `attribute` is where that
-    form is."""
+class Noting:
+    """Lets a drafter propose, with its captured form or without, and notes what for whom. `attribute` is where that form is."""
 
-    def __init__(self, drafter: Any, attribute: str = "climbs") -> None:
-        self.drafter, self.attribute, self.propose = drafter, attribute, drafter.propose
-        self.pairs: list[tuple[Proposal, Proposal]] = []
-        self.turn = True
-        drafter.propose = self
+    def __init__(self, drafter: Any, attribute: str, captured: bool) -> None:
+        self.drafter, self.attribute, self.captured = drafter, attribute, captured
+        self.start, self.propose = drafter.start, drafter.propose
+        self.made: dict[tuple[int, ...], list[tuple[int, Proposal]]] = {}
+        self.ahead = 0
+        drafter.start, drafter.propose = self.started, self.proposed
 
-    def __call__(self, batch: Batch, budget: Budget) -> Proposal:
+    def started(self, start: Start) -> None:
+        self.start(start)
+        if not self.captured:
+            setattr(self.drafter, self.attribute, None)
+
+    def proposed(self, batch: Batch, budget: Budget) -> Proposal:
         form = getattr(self.drafter, self.attribute)
-        assert form is not None and not form.replays.off
-        made = {}
-        for replayed in (self.turn, not self.turn):  # whoever is first reads what is new
-            setattr(self.drafter, self.attribute, form if replayed else None)
-            made[replayed] = self._copied(self.propose(batch, budget))
-        setattr(self.drafter, self.attribute, form)
-        self.turn = not self.turn
-        self.pairs.append((made[False], made[True]))
-        return made[True]
+        assert form is None or not form.replays.off
+        made = self.propose(batch, budget)
+        self.ahead += batch.blind
+        copy = replace(made, tokens=made.tokens.clone(), parents=made.parents.clone(), sizes=made.sizes.clone())
+        for b, request in enumerate(batch.requests):
+            if copy.widths[b]:
+                self.made.setdefault(tuple(request.tokens[: request.prompt_len]), []).append((b, copy))
+        return made
 
-    @staticmethod
-    def _copied(made: Proposal) -> Proposal:
-        return replace(made, tokens=made.tokens.clone(), parents=made.parents.clone(), sizes=made.sizes.clone())
+
+class Twice:
+    """The same requests with a drafter's captured form and without it. Rounds that were launched ahead may come on top, and may
+    look further ahead than they would have, had the host known that the text is about to end."""
+
+    def __init__(self, drafter: Callable[[], Any], attribute: str = "climbs") -> None:
+        self.plain, self.captured = (Noting(drafter(), attribute, captured) for captured in (False, True))
+
+    def run(self, serve: Callable[[Drafter], None]) -> Twice:
+        for one in (self.plain, self.captured):
+            serve(one.drafter)
+        return self
+
+    @property
+    def pairs(self) -> list[tuple[tuple[int, Proposal], tuple[int, Proposal]]]:
+        one, two = self.plain.made, self.captured.made
+        assert one.keys() == two.keys()
+        rounds = [pair for prompt in one for pair in zip(one[prompt], two[prompt], strict=False)]
+        return [(p, c) for p, c in rounds if p[1].widths[p[0]] == c[1].widths[c[0]]]
 
     def same(self) -> None:
-        """All of them agree, and there were some."""
-        assert sum(any(p.widths) for p, _ in self.pairs) > 2
-        for plain, replayed in self.pairs:
-            assert plain.widths == replayed.widths and plain.linear == replayed.linear
-            for b, width in enumerate(plain.widths):
-                size = int(plain.sizes[b])
-                rows = [torch.stack([p.tokens[b, :size], p.parents[b, :size]]) for p in (plain, replayed)]
-                assert not width or (size == int(replayed.sizes[b]) and torch.equal(*rows))
+        """All of them agree, and there were some; in most rounds the captured form had not waited for the one before."""
+        assert len(self.pairs) > 2 * len(self.plain.made)
+        assert self.captured.ahead > 2 and not self.plain.ahead
+        for (b, plain), (c, replayed) in self.pairs:
+            size = int(plain.sizes[b])
+            rows = [torch.stack([p.tokens[i, :size], p.parents[i, :size]]) for i, p in ((b, plain), (c, replayed))]
+            assert plain.linear == replayed.linear and size == int(replayed.sizes[c]) and torch.equal(*rows)
 
     def shared(self) -> float:
         """Share of the guesses, as paths from the root, that both made."""
-        both = [(paths(plain, b), paths(replayed, b)) for plain, replayed in self.pairs for b in range(len(plain.widths))]
+        both = [(paths(plain, b), paths(replayed, c)) for (b, plain), (c, replayed) in self.pairs]
         return sum(len(one & two) for one, two in both) / sum(len(one) for one, _ in both)
 
 
@@ -82,44 +103,46 @@ def paths(made: Proposal, b: int) -> set[tuple[int, ...]]:
     return set(found)
 
 
-def guesses(drafter: Any, params: SamplingParams, attribute: str = "climbs") -> Twice:
-    twice = Twice(drafter, attribute)
-    World(decoder("llama", True, layers=3)).run(drafter, params)
-    return twice
+def guesses(drafter: Callable[[], Any], params: SamplingParams, attribute: str = "climbs") -> Twice:
+    params = replace(params, max_tokens=12)
+    return Twice(drafter, attribute).run(lambda made: World(decoder("llama", True, layers=3)).run(made, params))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_chains(kind: str, name: str) -> None:
-    drafter = heads.eagle(width=1, depth=3, **KINDS[kind])
-    twice = guesses(drafter, OPTIONS[name])
+    twice = guesses(lambda: heads.eagle(width=1, depth=3, **KINDS[kind]), OPTIONS[name])
     twice.same()
-    assert drafter.climbs is not None and drafter.climbs.replays._made
+    climbs = twice.captured.drafter.climbs
+    assert climbs is not None and climbs.replays._made
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees(kind: str, name: str) -> None:
-    twice = guesses(heads.eagle(width=3, depth=3, nodes=9, **KINDS[kind]), OPTIONS[name])
-    twice.same()
+    guesses(lambda: heads.eagle(width=3, depth=3, nodes=9, **KINDS[kind]), OPTIONS[name]).same()
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("options", [{}, {"nodes": 3}, {"vocab": 20, "nodes": 7}], ids=["tree", "chain", "few"])
 def test_heads(options: dict[str, Any], name: str) -> None:
-    drafter = heads.medusa(**options)
-    twice = guesses(drafter, OPTIONS[name], "replays")
+    twice = guesses(lambda: heads.medusa(**options), OPTIONS[name], "replays")
     twice.same()
-    assert drafter.replays is not None and drafter.replays.replays._made
+    replays = twice.captured.drafter.replays
+    assert replays is not None and replays.replays._made
 
 
 def test_preempted_requests() -> None:
-    world = World(decoder("llama", True, layers=3), blocks=4)
-    drafter = heads.eagle(width=1, depth=3)
-    twice = Twice(drafter)
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
-    world.serve(drafter, [tiny.request(p, params, seed=i, limit=200) for i, p in enumerate(tiny.prompts(3, 3, 60, 60))])
-    twice.same()
+
+    def serve(drafter: Drafter) -> None:
+        world = World(decoder("llama", True, layers=3), blocks=4)
+        world.serve(drafter, [tiny.request(p, params, seed=i, limit=200) for i, p in enumerate(tiny.prompts(3, 3, 60, 60))])
+
+    twice = Twice(lambda: heads.eagle(width=1, depth=3)).run(serve)
+    assert twice.pairs
+    for (b, plain), (c, replayed) in twice.pairs:
+        assert paths(plain, b) == paths(replayed, c)
 
 
 def test_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +195,7 @@ if CUDA:
 
     @pytest.mark.parametrize("width", [1, 3])
     def test_low_precision(width: int) -> None:
-        drafter = heads.eagle(width=width, depth=3)
-        twice = Twice(drafter)
-        World(decoder("llama", True, layers=3, dtype=torch.bfloat16)).run(drafter, OPTIONS["sampled"])
+        twice = Twice(lambda: heads.eagle(width=width, depth=3))
+        own = decoder("llama", True, layers=3, dtype=torch.bfloat16)
+        twice.run(lambda made: World(own).run(made, replace(OPTIONS["sampled"], max_tokens=12)))
         assert twice.shared() > 0.9

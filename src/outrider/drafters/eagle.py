@@ -30,6 +30,7 @@ from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
 from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
+from ._lags import Lags
 from ._past import Past, in_order, missing
 
 _FEW = 48
@@ -70,6 +71,7 @@ class Eagle(Drafter):
         plan = self.found.plan
         self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
+        self._lags: Lags | None = None
         self._hopes: dict[int, Tensor | None] = {}
         self.climbs: Climbs | None = None
 
@@ -94,23 +96,29 @@ class Eagle(Drafter):
         self.pool: PoolView = start.pool
         self.sampler, self.device = start.sampler, start.device
         width = min(self.config.width, self.found.plan.vocab)
-        stage, self.climbs = start.view.stage, None
+        stage, self.climbs, self._lags = start.view.stage, None, None
         if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
-            fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)))
+            fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)), self.feature)
             self.climbs = Climbs(fused, Replays(stage, self.name), start.usable, ids, width)
+            self._lags = Lags(self.climbs, self.depth)
         else:
             pack(self.net)
         self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
+
+    def follows(self, requests: Sequence[Request]) -> bool:
+        """Whether the ring has the states of all of them."""
+        return self._lags is not None and all(r in self._lags for r in requests)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
         self._hopes = {}
         able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and budget.nodes[b] and budget.depth[b]]
-        able = [b for b in able if self._known(batch.requests[b])]
+        able = [b for b in able if self._follows(batch.requests[b]) or self._known(batch.requests[b])]
         parts = []
         replayed = self._replayed(batch, budget, able)
         if replayed is not None:
             parts, able = [replayed], [b for b in able if b not in replayed.members]
+        able = [b for b in able if not self._follows(batch.requests[b])]
         for drawn in (False, True):
             members = [b for b in able if batch.requests[b].sampled == drawn]
             if members:
@@ -151,15 +159,26 @@ class Eagle(Drafter):
         ]
         if not members or not climbs.room([batch.requests[b] for b in members]):
             return None
-        asked = [
-            Asked(r, self._unread(r), budget.depth[b], budget.nodes[b]) for b, r in ((b, batch.requests[b]) for b in members)
-        ]
+        asked = [self._asked(batch, b, budget) for b in members]
         made = climbs.climb(asked)
         if made is None:
             return None
         for one in asked:
             self._pasts[one.request.id].read(missing(one.request))
+        if self._lags is not None:
+            self._lags.read([one.request for one in asked])
         return Part(tuple(members), *made, climbs.widths(asked), climbs.width == 1)
+
+    def _asked(self, batch: Batch, b: int, budget: Budget) -> Asked:
+        request, depth, nodes = batch.requests[b], budget.depth[b], budget.nodes[b]
+        if self._lags is not None and request in self._lags:
+            known = None if batch.blind else missing(request) - self._pasts[request.id].computed
+            return Asked(request, None, self._lags.unread(request, known), depth, nodes)
+        states = self._unread(request)
+        return Asked(request, states, len(states), depth, nodes)
+
+    def _follows(self, request: Request) -> bool:
+        return self._lags is not None and request in self._lags
 
     def _unread(self, request: Request) -> Tensor:
         """States `[n, W]` of the last known tokens, row after row: of all that have no KV, at most `_FEW`, at least one."""
@@ -241,17 +260,60 @@ class Eagle(Drafter):
 
     @torch.inference_mode()
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """Note the states of all that was committed. A prompt's are read at once, so that samples of one prompt share the KV."""
+        """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once, so
+        that samples of one prompt share the KV."""
+        rest = self._ringed(batch, proposal, scores)
+        if not rest:
+            return
+        if batch.blind:  # where these stand is not known, and never will be
+            for b in rest:
+                self.release(batch.requests[b])
+            return
         found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
-        for request, states in zip(batch.requests, found, strict=True):
-            if request.id not in self._pasts or request.computed == request.taken:
-                self._pasts[request.id] = self._begun(request)
-            past = self._pasts[request.id]
-            past.add(request.computed, states)
-            if request.computed < request.prompt_len:
-                self._catch_up(request, min(request.computed + len(states), missing(request)), 0)
-            else:
-                self._catch_up(request, request.computed, _CHUNK)
+        for b in rest:
+            self._note(batch.requests[b], found[b])
+
+    def _note(self, request: Request, states: Tensor) -> None:
+        """States of a request from `request.computed` on, as many as the round turns out to have committed."""
+        if request.id not in self._pasts or request.computed == request.taken:
+            self._pasts[request.id] = self._begun(request)
+        past = self._pasts[request.id]
+        past.add(request.computed, states)
+        if request.computed < request.prompt_len:
+            self._catch_up(request, min(request.computed + len(states), missing(request)), 0)
+        else:
+            self._catch_up(request, request.computed, _CHUNK)
+
+    def _ringed(self, batch: Batch, proposal: Proposal, scores: Scores) -> list[int]:
+        """Those of a round whose states the host must note, because they are not in the ring."""
+        lags, climbs = self._lags, self.climbs
+        if lags is None or climbs is None:
+            return list(range(len(batch)))
+        captured = scores.answer is not None and not climbs.replays.off
+        if not captured:
+            for request in batch.requests:
+                self._leave(request, lags, batch.blind)
+            return list(range(len(batch)))
+        new = [r for r in batch.requests if r not in lags and self._whole(r)]
+        for request in new:
+            self._catch_up(request, missing(request), 0)
+        lags.enter(new, [missing(r) for r in new])
+        lags.grow(batch.requests, proposal, len(scores.features[self.feature]) - len(batch))
+        return [b for b, r in enumerate(batch.requests) if r not in lags]
+
+    def _whole(self, request: Request) -> bool:
+        """Whether all states up to the last known token's are known or have been read."""
+        past = self._pasts.get(request.id)
+        return past is not None and not past.base and past.end >= missing(request)
+
+    def _leave(self, request: Request, lags: Lags, blind: bool) -> None:
+        """A round that was not captured. What the ring holds is read; where it cannot be, the past is lost."""
+        if request not in lags:
+            return
+        past, stands = self._pasts[request.id], request.computed == missing(request) and not blind
+        whole = stands and lags.leave(request)
+        lags.drop(request)
+        past.base, past.computed, past.pieces = 0 if whole else request.computed, request.computed, []
 
     def _begun(self, request: Request) -> Past:
         """A request that begins, maybe with KV that it took over: of earlier ones, all of it (see `shared`), or of its twin."""
@@ -268,3 +330,5 @@ class Eagle(Drafter):
     def release(self, request: Request) -> None:
         """Forget a request."""
         self._pasts.pop(request.id, None)
+        if self._lags is not None:
+            self._lags.drop(request)

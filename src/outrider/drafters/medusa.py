@@ -72,11 +72,12 @@ class Medusa(Drafter):
         count, _ = medusa_heads.shape_of(found, self.path)
         self.depth = min(config.depth or count, count)
         self.nodes = max(config.nodes, self.depth)
-        self.needs = Needs(features=("hidden:last",), target=True, gaps=True)  # the last state is all it reads
+        self.needs = Needs(features=(medusa_replay.FEATURE,), target=True, gaps=True)  # the last state is all it reads
         own = found.get(files.KEY)
         measured = own.get("accuracies") if isinstance(own, Mapping) else None
         self.chances = [row[:1] if config.nodes <= self.depth else row for row in _chances(measured, count)]
         self._states: dict[int, State] = {}
+        self._ringed: set[int] = set()
         self._shapes: dict[tuple[int, int], Shape] = {}
         self.replays: medusa_replay.MedusaReplays | None = None
 
@@ -102,16 +103,26 @@ class Medusa(Drafter):
     def _none(self) -> Tensor:
         return torch.zeros(0, dtype=torch.int64, device=self._began.device)
 
+    def follows(self, requests: Sequence[Request]) -> bool:
+        """Whether the ring has the last state of all of them."""
+        return all(r.id in self._ringed for r in requests)
+
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """One product per head, then the tree. A request whose last state was not seen gets no guesses."""
         able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and self._fresh(r)]
         parts = []
         for (shape, drawn), members in self._groups(batch, budget, able).items():
             replayed = None if drawn else self._replayed(batch, members, shape)
-            parts.append(replayed or self._part(batch, members, shape, drawn))
+            told = [b for b in members if batch.requests[b].id not in self._ringed]
+            if replayed is not None:
+                parts.append(replayed)
+            elif told:
+                parts.append(self._part(batch, told, shape, drawn))
         return self._began.sampler.attach(batch, joined(parts, len(batch), self._began.device))
 
     def _fresh(self, request: Request) -> bool:
+        if request.id in self._ringed:
+            return True
         state = self._states.get(request.id)
         return state is not None and 0 < len(request.tokens) - state.length <= state.most
 
@@ -132,10 +143,13 @@ class Medusa(Drafter):
         """Guesses in one shape as one replay, where that can hold all of these requests."""
         if self.replays is None or not all(self.replays.holds(batch.requests[b]) for b in members):
             return None
-        asked = [medusa_replay.Asked(r, self._states[r.id].hidden) for b in members for r in [batch.requests[b]]]
+        asked = [medusa_replay.Asked(r, self._last(r)) for r in (batch.requests[b] for b in members)]
         tree_ = medusa_replay.Shape(0, shape.parents, shape.ranks, shape.depths, shape.linear, False)
         made = self.replays.guess(asked, tree_)
         return None if made is None else Part(tuple(members), *made, (len(shape),) * len(members), shape.linear)
+
+    def _last(self, request: Request) -> Tensor | None:
+        return None if request.id in self._ringed else self._states[request.id].hidden
 
     @torch.inference_mode()
     def _part(self, batch: Batch, members: list[int], shape: Shape, drawn: bool) -> Part:
@@ -193,8 +207,15 @@ class Medusa(Drafter):
         return tokens, live
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """Remember the state of the row whose token was accepted last."""
-        rows, hidden = scores.rows, scores.features["hidden:last"]
+        """Remember the state of the row whose token was accepted last; a captured round has put it into the ring."""
+        ids = {r.id for r in batch.requests}
+        if scores.answer is not None and self.replays is not None and not self.replays.replays.off:
+            self._ringed |= ids
+            return
+        self._ringed -= ids
+        if batch.blind:  # nobody knows where these stand
+            return
+        rows, hidden = scores.rows, scores.features[medusa_replay.FEATURE]
         count, device = len(batch), hidden.device
         known = torch.tensor([r.computed + p for r, p in zip(batch.requests, batch.pending, strict=True)])
         last = known.to(device, non_blocking=True) + verdict.counts.to(device).long() - 2
@@ -211,6 +232,7 @@ class Medusa(Drafter):
     def release(self, request: Request) -> None:
         """Forget a request."""
         self._states.pop(request.id, None)
+        self._ringed.discard(request.id)
 
 
 def _path(shape: Shape, column: int) -> list[int]:

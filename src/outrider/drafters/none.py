@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..protocols import Drafter
 from ..registry import register
-from ..types import Batch, Budget, Proposal
+from ..types import Batch, Budget, Proposal, Request
 
 
 @register("none")
@@ -13,10 +15,12 @@ class NoDrafter(Drafter):
 
     depth = 0
     nodes = 0
-    blind = True
 
     def __init__(self, config: None = None) -> None:
         pass
+
+    def follows(self, requests: Sequence[Request]) -> bool:
+        return True
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         return Proposal.empty(len(batch))

@@ -2,7 +2,8 @@
 
 B requests, M rows of known tokens each (right-aligned), k nodes fed per level, D levels. What the host tells is one int64 table
 `given [B, HEAD + M]`: lane, known tokens L (0: nobody), how many of the M rows are in use, address of their states, levels and
-nodes allowed, then the M tokens. Row r reads the state at position L - 1 - M + r and the token after it.
+nodes allowed, then the M tokens. Row r reads the state at position L - 1 - M + r and the token after it. Where L is -1, the device
+knows better: the lane has the length, its ring (`ring.py`) states and tokens of what was not read yet.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from . import BLOCK
+from .ring import PLACES, Ring
+from .rounds import Lanes
 
 HEAD = 6
 """Numbers before the tokens in a row of `given`."""
@@ -61,8 +64,9 @@ def _slot(TABLE, lane, virtual, NB, there, BLOCK: tl.constexpr):
 
 @triton.jit
 def _stand(
-    GIVEN, TABLE, TOKEN, WRITE, ATTEND, POS, NWRITE, NATTEND, NPOS, KNOWN, LANE, ASKED, NB, sG,
+    GIVEN, LENGTH, TABLE, RTOKEN, UPTO, TOKEN, WRITE, ATTEND, POS, NWRITE, NATTEND, NPOS, KNOWN, LANE, ASKED, NB, sG,
     B: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    P: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     given = GIVEN + b.to(tl.int64) * sG
@@ -71,9 +75,18 @@ def _stand(
     fresh = tl.load(given + 2)
     r = tl.arange(0, MP)
     mine = r < M
+    token = tl.load(given + _HEAD + r, mask=mine, other=0)
+    if RING:
+        if length < 0:  # the host has not read how far the request is
+            length = tl.load(LENGTH + lane).to(tl.int64)
+            fresh = tl.minimum(tl.maximum(length - 1 - tl.load(UPTO + lane), 1), P)
+            at = tl.maximum(length - 1 - M + r, 0)
+            token = tl.load(RTOKEN + lane * P + at % P, mask=mine, other=0).to(tl.int64)
+        if length > 0:
+            tl.store(UPTO + lane, (length - 1).to(tl.int32))
     place = length - 1 - M + r
     there = mine & (r >= M - fresh) & (place >= 0)
-    tl.store(TOKEN + b * M + r, tl.load(given + _HEAD + r, mask=mine, other=0), mask=mine)
+    tl.store(TOKEN + b * M + r, token, mask=mine)
     tl.store(WRITE + b * M + r, _slot(TABLE, lane, tl.maximum(place, 0), NB, there, BLOCK), mask=mine)
     tl.store(ATTEND + b * M + r, tl.where(there, place, -1).to(tl.int32), mask=mine)
     tl.store(POS + b * M + r, tl.where(there, place, 0).to(tl.int32), mask=mine)
@@ -95,34 +108,42 @@ def _stand(
         tl.store(ASKED + level * B * K + at, zero + (length + level).to(tl.int32), mask=own)
 
 
-def stand(given: Tensor, table: Tensor, width: int, out: Stand) -> None:
-    """Fill `out` from `given` and the lanes' block tables `[L, blocks]`. Node i of level l (from 1) has virtual index
-    L - 1 + (l - 1) k + i, and its KV the slot of that."""
-    requests, rows = given.shape[0], given.shape[1] - HEAD
+def stand(given: Tensor, lanes: Lanes, ring: Ring | None, width: int, out: Stand) -> None:
+    """Fill `out` from `given`, the lanes and the ring, and note in that what is being read; without one the host tells all. Node i of level l (from 1) has virtual
+    index L - 1 + (l - 1) k + i, and its KV the slot of that."""
+    requests, rows, table = given.shape[0], given.shape[1] - HEAD, lanes.table
+    tokens, upto = (lanes.last, lanes.length) if ring is None else (ring.tokens, ring.upto)
     _stand[(requests,)](
-        given, table, out.token, out.write, out.attend, out.position, out.node_write, out.node_attend, out.node_position,
+        given, lanes.length, table, tokens, upto, out.token, out.write, out.attend, out.position, out.node_write, out.node_attend, out.node_position,
         out.known, out.lane, out.asked, table.shape[1], given.stride(0),
         B=requests, M=rows, MP=triton.next_power_of_2(rows), K=width, KP=triton.next_power_of_2(width), D=len(out.asked),
-        BLOCK=BLOCK, num_warps=1,
+        BLOCK=BLOCK, P=PLACES, RING=ring is not None, num_warps=1,
     )  # fmt: skip
 
 
 @triton.jit
-def _collect(GIVEN, OUT, sG, M: tl.constexpr, W: tl.constexpr, CH: tl.constexpr):
+def _collect(GIVEN, ATTEND, RING, OUT, sG, M: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, P: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * CH + tl.arange(0, CH)
     given = GIVEN + row // M * sG
-    at = row % M - (M - tl.load(given + 2))
-    states = tl.load(given + 3).to(tl.pointer_type(OUT.dtype.element_ty))
-    x = tl.load(states + at * W + i, mask=(i < W) & (at >= 0), other=0.0)
+    place = tl.load(ATTEND + row).to(tl.int64)
+    there = (i < W) & (place >= 0)
+    if tl.load(given + 1) < 0:
+        states = RING + (tl.load(given) * P + place % P) * W
+        x = tl.load(states + i, mask=there, other=0.0)
+    else:
+        at = row % M - (M - tl.load(given + 2))
+        states = tl.load(given + 3).to(tl.pointer_type(OUT.dtype.element_ty))
+        x = tl.load(states + at * W + i, mask=there, other=0.0)
     tl.store(OUT + row * W + i, x, mask=i < W)
 
 
-def collect(given: Tensor, out: Tensor) -> None:
-    """`out [B M, W]`: the states that lie, row after row and of the type of `out`, at the addresses in `given`; zeros before."""
+def collect(given: Tensor, attend: Tensor, ring: Ring, out: Tensor) -> None:
+    """`out [B M, W]`: the states of the rows at positions `attend [B M]` (-1: zeros), from the addresses in `given`, where they lie
+    row after row and of the type of `out`, or from the ring."""
     rows, width = out.shape
     _collect[(rows, triton.cdiv(width, _PART))](
-        given, out, given.stride(0), M=given.shape[1] - HEAD, W=width, CH=_PART, num_warps=4
+        given, attend, ring.states, out, given.stride(0), M=rows // given.shape[0], W=width, CH=_PART, P=PLACES, num_warps=4
     )
 
 

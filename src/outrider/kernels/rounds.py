@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..types import Finish
+from ..types import Finish, Proposal
 from . import BLOCK, STOPS
 
 _PAD = -2
@@ -72,6 +72,7 @@ class RoundRows:
 
 _GUESSES = ["LANE", "FIRST", "SIZES", "TOKENS", "PARENTS"]
 _NUMBERS = ["LAST", "PREV", "LENGTH", "ROOM"]
+_ADMITTED = ["gTOKENS", "gPARENTS", "gSOURCE", "gSIZES", "FIRST", "SIZES", "TOKENS", "PARENTS", "SOURCE"]
 _ROWS = ["TOKEN", "POS", "ATTEND", "WRITE", "ROWLANE", "DEPTH"]
 """Slices of buffers: where they start differs by shape, which must not ask for another kernel."""
 
@@ -168,6 +169,39 @@ def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: 
         NP=triton.next_power_of_2(columns + 1), RP=triton.next_power_of_2(rows), TREE=tree, BLOCK=BLOCK,
     )  # fmt: skip
     return RoundRows(double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path)
+
+
+@triton.jit(do_not_specialize=["sT", "sP", "sS", "n", "N", "vocab"], do_not_specialize_on_alignment=_ADMITTED)
+def _admit(
+    gTOKENS, gPARENTS, gSOURCE, gSIZES, FIRST, SIZES, TOKENS, PARENTS, SOURCE, sT, sP, sS, n, N, vocab,
+    NP: tl.constexpr, LINEAR: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    most = tl.minimum(tl.load(FIRST + b + 1) - tl.load(FIRST + b) - 1, n)
+    c = tl.arange(0, NP)
+    have = c < tl.minimum(n, N)
+    token = tl.load(gTOKENS + b * sT + c, mask=have, other=0)
+    above = c - 1
+    if not LINEAR:
+        above = tl.load(gPARENTS + b * sP + c, mask=have, other=-1).to(tl.int32)
+        above = tl.minimum(tl.maximum(above, -1), c - 1)
+    source = tl.maximum(tl.load(gSOURCE + b * sS + c, mask=have, other=0), -1)
+    at = b * N + c
+    tl.store(TOKENS + at, tl.minimum(tl.maximum(token, 0), vocab - 1).to(tl.int32), mask=have)
+    tl.store(PARENTS + at, above, mask=have)
+    tl.store(SOURCE + at, source.to(tl.int32), mask=have)
+    tl.store(SIZES + b, tl.minimum(tl.maximum(tl.load(gSIZES + b), 0), most).to(tl.int32))
+
+
+def admit(proposal: Proposal, given: Any, vocab: int) -> None:
+    """Guesses on the device into `given` (`models.rounds.Fields` on the device), whose rows are settled: put right where they could
+    not be, so that nobody has to look. Of two equal siblings the second will never be found."""
+    tokens, parents, source, columns = proposal.tokens, proposal.parents, proposal.source, given.tokens.shape[1]
+    _admit[(len(proposal.widths),)](
+        tokens, parents, source, proposal.sizes, given.first, given.sizes, given.tokens, given.parents, given.source,
+        tokens.stride(0), parents.stride(0), source.stride(0), tokens.shape[1], columns, vocab,
+        NP=triton.next_power_of_2(max(columns, 1)), LINEAR=proposal.linear, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=_GUESSES)

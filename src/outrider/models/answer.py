@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..types import Proposal
-
 Mark = torch.cuda.Event | float
 
 
@@ -25,13 +23,12 @@ class Answer:
     arrived: Mark
 
     @classmethod
-    def of(cls, result: Tensor, proposal: Proposal, started: Mark) -> Answer:
+    def of(cls, result: Tensor, started: Mark, guesses: tuple[Tensor, ...] = ()) -> Answer:
         """Send it. Guesses that are on the host already stay as they are."""
         ended = mark(result.device)
-        parts = (proposal.sizes, proposal.tokens, proposal.parents, proposal.source)
         sent = _sent(result)
-        guesses = tuple(p if p.device.type == "cpu" else _sent(p) for p in parts)
-        return cls(sent, guesses, started, ended, mark(result.device))
+        parts = tuple(p if p.device.type == "cpu" else _sent(p) for p in guesses)
+        return cls(sent, parts, started, ended, mark(result.device))
 
     def read(self) -> tuple[list[list[int]], list[list[int]]]:
         """Wait, then: rows of the result, and `[sizes, tokens, parents, source]`."""

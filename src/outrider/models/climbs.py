@@ -1,8 +1,9 @@
 """Guesses of an EAGLE network as one replay of a CUDA graph: read what is new, then one pass of the layer per level.
 
-What is new: the target's states of tokens accepted since, whose addresses the host tells, so that nothing is copied to begin
-with. KV of guesses lies in the target's pool behind the committed one, where the next round's true states write over it. Nothing
-of a guess is read by the host.
+What is new: the target's states of tokens accepted since. After a captured round they lie in the lane's ring (`kernels.ring`), and
+how many they are only the device need know, so that the next guess can be launched before the host has read the round; else the
+host tells their addresses, so that nothing is copied to begin with. KV of guesses lies in the target's pool behind the committed
+one, where the next round's true states write over it. Nothing of a guess is read by the host.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to guess for: the `states [n, W]` of its last n known tokens but one, levels and nodes allowed."""
+    """A request to guess for: the `states [n, W]` of its last n known tokens but one, None if they are in the ring; at most how
+    many are `unread`; levels and nodes allowed."""
 
     request: Request
-    states: Tensor
+    states: Tensor | None
+    unread: int
     depth: int
     nodes: int
 
@@ -54,6 +57,7 @@ class Climbs:
     def __init__(self, net: FusedEagle, replays: Replays[Climb], usable: int, ids: Tensor | None, width: int) -> None:
         self.net, self.replays, self.usable, self.ids, self.width = net, replays, usable, ids, width
         self.stage = replays.stage
+        self.ring = self.stage.machine.ring(net.feature, net.reads, net.dtype)
         self.shown = max(usable, net.plan.vocab if ids is None else int(ids.max()) + 1)
 
     def holds(self, request: Request) -> bool:
@@ -75,12 +79,23 @@ class Climbs:
         """Nodes that so many levels offer."""
         return self.width + (depth - 1) * self.width**2
 
+    @property
+    def most(self) -> int:
+        """Tokens that can be read from the ring at once."""
+        return min(FRESH[-1], self.ring.states.shape[1])
+
+    def mark(self, requests: Sequence[Request], upto: Sequence[int]) -> None:
+        """Note that all positions below `upto` have been read: these requests' next guesses go on from the ring."""
+        lanes = self.stage.book.take(requests)
+        at, marks = staged(np.array([lanes, upto]), self.net.device).to(self.net.device, non_blocking=True)
+        self.ring.upto.index_copy_(0, at, marks.int())
+
     def climb(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Tokens and parents `[C, N]` and sizes `[C]` on the device, which the next climb overwrites; None where it cannot be
         captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed."""
         requests = [a.request for a in asked]
-        depth, fresh = max(a.depth for a in asked), bucket(max(len(a.states) for a in asked), FRESH)
-        longest = bucket(max(len(r.tokens) for r in requests) + depth, LENGTHS)
+        depth, fresh = max(a.depth for a in asked), bucket(max(a.unread for a in asked), FRESH)
+        longest = bucket(max(len(r.tokens) + r.flying for r in requests) + depth, LENGTHS)
         count = bucket(len(requests), GUESSING)
         if fresh is None or longest is None or count is None:
             return None
@@ -102,6 +117,7 @@ class Climb:
         b, fresh, k = shape.requests, shape.fresh, shape.width
         self.host = np.zeros((b, HEAD + fresh), dtype=np.int64)
         self.host[:, 0] = owner.stage.machine.padding
+        self.told: list[tuple[int, int, int]] = []
         self.given = torch.from_numpy(self.host).to(device)
         self.stand = Stand.make(b, fresh, k, shape.depth, device)
         self.states = torch.zeros(b * fresh, net.reads, dtype=net.dtype, device=device)
@@ -125,24 +141,34 @@ class Climb:
 
     def play(self, asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Run it. Nothing waits for the device."""
+        told = [(lane, one.depth, one.nodes) for lane, one in zip(lanes, asked, strict=True)]
+        known = any(one.states is not None for one in asked)
+        if known or told != self.told:
+            self._tell(asked, lanes)
+            self.told = [] if known else told
+        self.replay()
+        count, columns = len(asked), min(self.nodes, max(one.nodes for one in asked))
+        return self.tokens[:count, :columns], self.parents[:count, :columns], self.sizes[:count]
+
+    def _tell(self, asked: Sequence[Asked], lanes: Sequence[int]) -> None:
+        """What the host knows, to the device."""
         host = self.host
         host[:, 1:] = 0
         host[:, 0] = self.owner.stage.machine.padding
         for row, lane, one in zip(host, lanes, asked, strict=False):
-            tokens, fresh = one.request.tokens, len(one.states)
-            row[:6] = lane, len(tokens), fresh, one.states.data_ptr(), one.depth, one.nodes
-            row[-fresh:] = tokens[-fresh:]
+            row[:6] = lane, -1, 0, 0, one.depth, one.nodes
+            if one.states is not None:
+                tokens, fresh = one.request.tokens, len(one.states)
+                row[1:4] = len(tokens), fresh, one.states.data_ptr()
+                row[-fresh:] = tokens[-fresh:]
         self.given.copy_(staged(host, self.given.device), non_blocking=True)
-        self.replay()
-        count, columns = len(asked), min(self.nodes, max(one.nodes for one in asked))
-        return self.tokens[:count, :columns], self.parents[:count, :columns], self.sizes[:count]
 
     @torch.inference_mode()
     def _work(self) -> None:
         """What the graph holds."""
         from ..kernels import climb
 
-        climb.stand(self.given, self.owner.stage.machine.lanes.table, self.shape.width, self.stand)
+        climb.stand(self.given, self.owner.stage.machine.lanes, self.owner.ring, self.shape.width, self.stand)
         table = self.owner.stage.machine.table(self.given[:, 0].contiguous())
         self._guess(*self._read(table), table)
 
@@ -156,7 +182,7 @@ class Climb:
         from ..kernels.attention import Where
 
         net, stand = self.owner.net, self.stand
-        climb.collect(self.given, self.states)
+        climb.collect(self.given, stand.attend, self.owner.ring, self.states)
         x, residual = net.enter(net.net.fuse(self.states), stand.token)
         where = Where(stand.attend[self.ends], stand.known, self.nothing, table, self.tiles[0], self.shape.longest)
         rows = Rows(stand.token, stand.position, stand.write, where, False, False, self.shape.longest)

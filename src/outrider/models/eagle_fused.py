@@ -27,12 +27,13 @@ def supports(net: EagleNet) -> bool:
 
 
 class FusedEagle:
-    """One layer, its way in and its scores. `pool` `[slots, KV, D]` keys and values. `reads`: width of the target's states."""
+    """One layer, its way in and its scores. `pool` `[slots, KV, D]` keys and values. `reads`: width of the target's states, which
+    are called `feature`."""
 
-    def __init__(self, net: EagleNet, pool: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, net: EagleNet, pool: tuple[Tensor, Tensor], feature: str) -> None:
         attention, mlp = net.midlayer.self_attn, net.midlayer.mlp
         parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        self.net, self.plan, self.pool = net, net.plan, pool
+        self.net, self.plan, self.pool, self.feature = net, net.plan, pool, feature
         self.bias = None if parts[0].bias is None else torch.cat([p.bias.detach() for p in parts])
         self.qkv: Any = joint(parts)
         self.gate_up: Any = joint([mlp.gate_proj, mlp.up_proj])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
-from .answer import Answer, mark
+from .answer import mark
 from .lanes import LaneBook, filters
 from .native import Native
 from .passes import Passes
@@ -50,6 +50,10 @@ class FastTarget(ModelTarget):
             return False
         return all(map(self.stage.holds, batch.requests)) and self.book.room(batch.requests)
 
+    def admits(self, batch: Batch, proposal: Proposal) -> bool:
+        """A captured round does."""
+        return self._shape(batch, proposal) is not None
+
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses where the round wants them: a captured one takes them from the host."""
         if self._shape(batch, proposal) is not None:
@@ -82,7 +86,7 @@ class FastTarget(ModelTarget):
         started = mark(self.device)
         played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
         result = played.result[: len(batch)]
-        answer = Answer.of(result, proposal, started)
+        answer = played.answer(proposal, started)
         if not self.watched:  # nobody on the device will look
             return Scores(result, self._rows, {}, verdict=Verdict(result, result, result, result, result), answer=answer)
         choice = played.choice[:, None] if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)

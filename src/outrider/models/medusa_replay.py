@@ -1,5 +1,6 @@
 """Guesses of Medusa's heads as one replay of a CUDA graph: all heads on the last states, candidates with the target's noise, a
-tree chosen beforehand. The host tells where the states lie; it reads nothing of the guesses.
+tree chosen beforehand. After a captured round the last states lie in the lanes' rings (`kernels.ring`), else the host tells where
+they lie; it reads nothing of the guesses.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from .medusa_heads import Heads
 from .replay import Replays
 from .rounds import GUESSING, bucket
 
+FEATURE = "hidden:last"
+"""What heads read."""
+
 
 class Shape(NamedTuple):
     """`requests` B; the tree's nodes: columns above them, ranks among their head's candidates, depths from 1 on; whether it is
@@ -33,10 +37,10 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to guess for, and the target's last state of it, `[H]`."""
+    """A request to guess for, and the target's last state of it, `[H]`; None if it is in the ring."""
 
     request: Request
-    state: Tensor
+    state: Tensor | None
 
 
 class MedusaReplays:
@@ -47,6 +51,7 @@ class MedusaReplays:
         self.heads, self.replays, self.usable, self.ids, self.stage = heads, replays, usable, ids, replays.stage
         weight: Any = heads.heads[0].weight
         self.dtype, self.device = weight.dtype, weight.device
+        self.ring = self.stage.machine.ring(FEATURE, heads.hidden, self.dtype)
         self.shown = max(usable, len(weight) if ids is None else int(ids.max()) + 1)
 
     def holds(self, request: Request) -> bool:
@@ -76,6 +81,7 @@ class MedusaReplay:
         b, nodes, self.depth, self.most = shape.requests, len(shape.parents), max(shape.depths), max(shape.ranks) + 1
         self.host = np.zeros((b, HEAD + 1), dtype=np.int64)
         self.host[:, 0] = owner.stage.machine.padding
+        self.told: list[int] = []
         self.given = torch.from_numpy(self.host).to(device)
         self.states = torch.zeros(b, owner.heads.hidden, dtype=owner.dtype, device=device)
         at = [(d - 1) * self.most + r for d, r in zip(shape.depths, shape.ranks, strict=True)]
@@ -88,14 +94,23 @@ class MedusaReplay:
 
     def play(self, asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Run it. Nothing waits for the device."""
-        self.host[:] = 0
-        self.host[:, 0] = self.owner.stage.machine.padding
-        for row, lane, one in zip(self.host, lanes, asked, strict=False):
-            row[:4] = lane, len(one.request.tokens), 1, one.state.data_ptr()
-        self.given.copy_(staged(self.host, self.given.device), non_blocking=True)
+        known = any(one.state is not None for one in asked)
+        if known or list(lanes) != self.told:
+            self._tell(asked, lanes)
+            self.told = [] if known else list(lanes)
         self.replay()
         tokens, parents, sizes = (x[: len(asked)] for x in self.out)
         return tokens, parents, sizes
+
+    def _tell(self, asked: Sequence[Asked], lanes: Sequence[int]) -> None:
+        """What the host knows, to the device."""
+        self.host[:] = 0
+        self.host[:, 0] = self.owner.stage.machine.padding
+        for row, lane, one in zip(self.host, lanes, asked, strict=False):
+            row[:3] = lane, -1, 1
+            if one.state is not None:
+                row[1], row[3] = len(one.request.tokens), one.state.data_ptr()
+        self.given.copy_(staged(self.host, self.given.device), non_blocking=True)
 
     @torch.inference_mode()
     def _work(self) -> None:
@@ -103,13 +118,15 @@ class MedusaReplay:
         from ..kernels import branch, choose, climb
 
         owner, given, (at, above) = self.owner, self.given, self.tree
-        climb.collect(given, self.states)
+        lanes = owner.stage.machine.lanes
+        length = torch.where(given[:, 1] < 0, lanes.length.index_select(0, given[:, 0]), given[:, 1])
+        climb.collect(given, length.sub(2).int(), owner.ring, self.states)
         logits = owner.heads(self.states)[:, : self.depth].flatten(0, 1)
         scores = torch.full((len(logits), owner.shown), float("-inf"), device=given.device)
         noisy = torch.empty_like(scores)
         climb.spread(logits, owner.ids, scores)
         lane = given[:, :1].expand(-1, self.depth).int().reshape(-1)
-        asked = choose.Asked(lane, (given[:, 1:2] + self.steps).int().reshape(-1))
-        choose.scores(scores, asked, owner.stage.machine.lanes, self.work, noisy)
+        asked = choose.Asked(lane, (length[:, None] + self.steps).int().reshape(-1))
+        choose.scores(scores, asked, lanes, self.work, noisy)
         tokens, gain = (x.view(self.shape.requests, -1) for x in branch.children(noisy, self.most))
         branch.place((tokens, gain), (at, above, self.depth), self.out, self.shape.linear)

@@ -101,7 +101,7 @@ class PartChain:
         from ..kernels import branch, choose, climb
 
         machine, stand, floor = self.machine, self.stand, self.owner.floor
-        climb.stand(self.given, machine.lanes.table, 1, stand)
+        climb.stand(self.given, machine.lanes, None, 1, stand)
         table = machine.table(self.given[:, 0].contiguous())
         token, places, asked = stand.token, (stand.attend, stand.position, stand.write), stand.known
         for level in range(self.shape.depth):

@@ -11,7 +11,7 @@ import warnings
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,10 +21,12 @@ from torch import Tensor
 
 from ..errors import OutriderWarning
 from ..types import PassRows, Proposal
+from .answer import Answer, Mark
 from .lanes import staged
 from .rows import Rows, tiles_of
 
 if TYPE_CHECKING:
+    from ..kernels.ring import Ring
     from ..kernels.rounds import Lanes
     from .hf import Decoder
 
@@ -40,6 +42,8 @@ MOST = 128
 PATIENCE = 16
 """Times that a shape not captured yet is wanted, and a roomier one that is captured played in its place: capturing takes as long
 as a hundred rounds."""
+ALIGNED = 4
+"""Numbers of four bytes that kernels like to read at once."""
 KEEP = -1
 """In place of a number that only the device knows yet."""
 
@@ -97,33 +101,46 @@ def bucket(count: int, steps: Sequence[int]) -> int | None:
 @dataclass(frozen=True, slots=True)
 class Fields:
     """One int32 buffer seen as its parts; the same on host (numpy) and device (torch). `first [B + 1]` is the first row of every
-    request; `last`, `previous`, `length`, `room` are the host's word on a lane, or KEEP."""
+    request; `last`, `previous`, `length`, `room` are the host's word on a lane, or KEEP. From `sizes` on it holds guesses; `source`
+    is never told by the host."""
 
     lane: Any
     first: Any
-    sizes: Any
     last: Any
     previous: Any
     length: Any
     room: Any
     tiles: Any
+    sizes: Any
     tokens: Any
     parents: Any
+    source: Any
 
     @classmethod
     def of(cls, flat: Any, shape: Shape, tiles: int) -> Fields:
         b, n = shape.requests, shape.columns
-        counts = (b, b + 1, b, b, b, b, b, 3 * tiles, b * n, b * n)
+        counts = (b, b + 1, b, b, b, b, 3 * tiles, b, b * n, b * n, b * n)
         parts, start = [], 0
         for count in counts:
             parts.append(flat[start : start + count])
             start += count
-        parts[7:] = [parts[7].reshape(tiles, 3), parts[8].reshape(b, n), parts[9].reshape(b, n)]
+        parts[6] = parts[6].reshape(tiles, 3)
+        parts[8:] = [part.reshape(b, n) for part in parts[8:]]
         return cls(*parts)
 
     @staticmethod
     def size(shape: Shape, tiles: int) -> int:
-        return 7 * shape.requests + 1 + 3 * tiles + 2 * shape.requests * shape.columns
+        return Fields.told(shape, tiles) + shape.requests * shape.columns
+
+    @staticmethod
+    def told(shape: Shape, tiles: int) -> int:
+        """How much of it the host tells."""
+        return Fields.guesses(shape, tiles) + shape.requests * (1 + 2 * shape.columns)
+
+    @staticmethod
+    def guesses(shape: Shape, tiles: int) -> int:
+        """Where guesses begin."""
+        return 6 * shape.requests + 1 + 3 * tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +162,14 @@ class Round:
         self.shape, self.machine = shape, machine
         self.per_tile = rows_per_tile(machine.group)
         tiles = shape.requests + (shape.rows // self.per_tile if shape.columns else 0)
-        size = Fields.size(shape, tiles)
-        device = machine.lanes.last.device
+        size, self.told, guesses = (count(shape, tiles) for count in (Fields.size, Fields.told, Fields.guesses))
+        device, wide = machine.lanes.last.device, 3 + 2 * (shape.columns + 1)
         self.host = np.zeros(size, dtype=np.int32)
         self.given = Fields.of(self.host, shape, tiles)
-        flat = torch.zeros(size, dtype=torch.int32, device=device)
-        self.flat, self.fields = flat, Fields.of(flat, shape, tiles)
-        self.result = torch.zeros(shape.requests, 3 + 2 * (shape.columns + 1), dtype=torch.int32, device=device)
+        whole = torch.zeros(-(-size // ALIGNED) * ALIGNED + shape.requests * wide, dtype=torch.int32, device=device)
+        self.flat, self.fields = whole[:size], Fields.of(whole[:size], shape, tiles)
+        self.result = whole[len(whole) - shape.requests * wide :].view(shape.requests, wide)
+        self.record = whole[guesses:]
         self.choice = torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self.work = Work.make(shape.rows, machine.usable, device, filters=shape.filters)
         self.features: dict[str, Tensor] = {}
@@ -173,6 +191,7 @@ class Round:
         """What the graph holds."""
         from ..kernels import choose, moves, rounds
         from ..kernels.attention import Where
+        from ..kernels.ring import post
 
         machine, shape, fields = self.machine, self.shape, self.fields
         rows = rounds.prepare(machine.lanes, fields, shape.rows, (machine.decoder.vocab_size, machine.max_len), shape.tree)
@@ -184,23 +203,24 @@ class Round:
             self.stands = _stands(fields.first, rows.attend, rows.known)
         choose.choose(logits, choose.Asked(rows.lane, rows.attend + 1), machine.lanes, self.work, self.choice)
         rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
+        for name in shape.features:
+            if name in machine.rings:
+                post(self.features[name], fields.lane, fields.first, rows.known, self.result, machine.rings[name])
         if shape.tree:
             moves.move_path(machine.cache.groups(), where.table, rows.known, self.result, shape.columns)
 
     def play(self, play: Play) -> None:
         """Run it. Nothing waits for the device."""
+        from ..kernels.rounds import admit
+
         said = (tuple(play.lanes), play.proposal.widths) if play.numbers is None else None
         if not self._same(play, said):
             self._last = None
             self._fill(play)
-            self.flat.copy_(staged(self.host, self.flat.device), non_blocking=True)
+            self.flat[: self.told].copy_(staged(self.host[: self.told], self.flat.device), non_blocking=True)
             self._last = said
-        proposal, count = play.proposal, len(play.lanes)
-        if proposal.columns and proposal.tokens.device.type != "cpu":
-            fields, n = self.fields, min(proposal.columns, self.shape.columns)
-            fields.tokens[:count, :n].copy_(proposal.tokens[:, :n])
-            fields.parents[:count, :n].copy_(proposal.parents[:, :n])
-            fields.sizes[:count].copy_(proposal.sizes)
+        if play.proposal.unseen and play.proposal.columns:
+            admit(play.proposal, self.fields, self.machine.decoder.vocab_size)
         if self.graph is None:
             self._work()
         else:
@@ -208,7 +228,7 @@ class Round:
 
     def _same(self, play: Play, said: tuple[object, ...] | None) -> bool:
         """Whether the buffer already says what this round needs: the same lanes go on, and the device knows the rest."""
-        told = play.proposal.tokens.device.type == "cpu" and any(play.proposal.widths)
+        told = not play.proposal.unseen and any(play.proposal.widths)
         return said is not None and said == self._last and not told
 
     def _fill(self, play: Play) -> None:
@@ -226,11 +246,21 @@ class Round:
         given.sizes[:] = 0
         given.sizes[:count] = proposal.widths
         self._tile(ends)
-        if proposal.columns and proposal.tokens.device.type == "cpu":
+        if proposal.columns and not proposal.unseen:
             n = min(proposal.columns, self.shape.columns)
             given.sizes[:count] = proposal.sizes.numpy()
             given.tokens[:count, :n] = proposal.tokens[:, :n].numpy()
             given.parents[:count, :n] = proposal.parents[:, :n].numpy()
+
+    def answer(self, proposal: Proposal, started: Mark) -> Answer:
+        """What it came to, on its way to the host: with the guesses, where those are on the device."""
+        b, n, count = self.shape.requests, self.shape.columns, len(proposal.widths)
+        if not (proposal.unseen and proposal.columns):
+            return Answer.of(self.result[:count], started, (proposal.sizes, proposal.tokens, proposal.parents, proposal.source))
+        answer = Answer.of(self.record, started)
+        whole, wide = answer.result, self.result.shape[1]
+        tables = (whole[b + i * b * n : b + (i + 1) * b * n].view(b, n)[:count] for i in range(3))
+        return replace(answer, result=whole[-b * wide :].view(b, wide)[:count], guesses=(whole[:count], *tables))
 
     def _tile(self, ends: list[int]) -> None:
         """Rows of one request, so many at a time."""
@@ -264,6 +294,7 @@ class Machine:
         self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
         self._kept: dict[tuple[Any, ...], Any] = {}
         self._wanted = Counter[Shape]()
+        self.rings: dict[str, Ring] = {}
         self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
@@ -279,6 +310,15 @@ class Machine:
             why = str(error).splitlines()[0]
             warnings.warn(f"rounds are not captured, which costs speed only: {why}", OutriderWarning, stacklevel=2)
             return None
+
+    def ring(self, feature: str, width: int, dtype: torch.dtype) -> Ring:
+        """Where captured rounds put the target's states called `feature`, of that width and type."""
+        from ..kernels.ring import Ring
+
+        if feature not in self.rings:
+            self.rings[feature] = Ring.make(self.padding + 1, width, dtype, self.lanes.last.device)
+            self._kept = {s: r for s, r in self._kept.items() if not (isinstance(s, Shape) and feature in s.features)}
+        return self.rings[feature]
 
     def table(self, lane: Tensor) -> Tensor:
         """Block tables of the round's requests, `[B, blocks]`."""

@@ -44,6 +44,10 @@ class ModelTarget:
     stage: Stage | None = None
     """Where a drafter's work can be captured, if anywhere."""
 
+    def admits(self, batch: Batch, proposal: Proposal) -> bool:
+        """Whether this round puts right guesses on the device that could not be."""
+        return False
+
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses on the device that will judge them."""
         return proposal if proposal.tokens.device.type == self.device.type else proposal.to(self.device)
