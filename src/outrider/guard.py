@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from operator import attrgetter, is_
 from typing import cast
 
 import torch
@@ -22,6 +23,7 @@ _PATIENCE = 3
 
 _FIXED = tuple(f.name for f in fields(Request) if f.name not in ("tokens", "failures"))
 """What a drafter must leave alone in a request, beside its tokens."""
+_values = attrgetter(*_FIXED)
 
 
 class Guard:
@@ -196,7 +198,7 @@ def _copied(verdict: Verdict) -> Verdict:
 @contextlib.contextmanager
 def _kept(batch: Batch) -> Iterator[None]:
     """Requests as they were before the drafter had them, whatever it did. Raises `RuntimeError` if it changed one."""
-    before = [(r, r.tokens, list(r.tokens), [getattr(r, name) for name in _FIXED]) for r in batch.requests]
+    before = [(r, r.tokens, list(r.tokens), _values(r)) for r in batch.requests]
     changed = False
     try:
         yield
@@ -205,10 +207,11 @@ def _kept(batch: Batch) -> Iterator[None]:
             if request.tokens is not tokens or tokens != copy:
                 tokens[:] = copy
                 request.tokens, changed = tokens, True
+            if all(map(is_, _values(request), values)):
+                continue
+            changed = True
             for name, value in zip(_FIXED, values, strict=True):
-                if getattr(request, name) is not value:
-                    setattr(request, name, value)
-                    changed = True
+                setattr(request, name, value)
     if changed:
         raise RuntimeError("it changed a request of the batch, which belongs to the engine (what it changed was put back)")
 

@@ -86,7 +86,7 @@ def test_states_of_committed_rows_are_put_in_order(columns):
             wanted[start[b] + position] = states[row]
     table = torch.tensor([p + [-1] * (columns - len(p)) for p in paths], dtype=torch.int32).reshape(3, columns).to(DEVICE)
     out = torch.zeros(sum(known) + 3 * columns, 1030, device=DEVICE)
-    request, position, slot = torch.tensor(rows).to(DEVICE).T.contiguous()
+    request, position, slot = torch.tensor(rows).to(DEVICE).unbind(1)  # columns of one table, as a pass has them
     arrange(states, (request, position, slot), table, torch.tensor(start).to(DEVICE), out)
     for place, row in enumerate(out):
         assert torch.equal(row, wanted.get(place, torch.zeros_like(row)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,13 +35,21 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+class Guess(NamedTuple):
+    """Of request `b` of a proposal, which was to look `depth` levels ahead."""
+
+    b: int
+    depth: int
+    made: Proposal
+
+
 class Noting:
     """Lets a drafter propose, with its captured form or without, and notes what for whom. `attribute` is where that form is."""
 
     def __init__(self, drafter: Any, attribute: str, captured: bool) -> None:
         self.drafter, self.attribute, self.captured = drafter, attribute, captured
         self.start, self.propose = drafter.start, drafter.propose
-        self.made: dict[tuple[int, ...], list[tuple[int, Proposal]]] = {}
+        self.made: dict[tuple[int, ...], list[Guess]] = {}
         self.ahead = 0
         drafter.start, drafter.propose = self.started, self.proposed
 
@@ -58,7 +66,7 @@ class Noting:
         copy = replace(made, tokens=made.tokens.clone(), parents=made.parents.clone(), sizes=made.sizes.clone())
         for b, request in enumerate(batch.requests):
             if copy.widths[b]:
-                self.made.setdefault(tuple(request.tokens[: request.prompt_len]), []).append((b, copy))
+                self.made.setdefault(tuple(request.tokens[: request.prompt_len]), []).append(Guess(b, budget.depth[b], copy))
         return made
 
 
@@ -75,24 +83,24 @@ class Twice:
         return self
 
     @property
-    def pairs(self) -> list[tuple[tuple[int, Proposal], tuple[int, Proposal]]]:
+    def pairs(self) -> list[tuple[Guess, Guess]]:
         one, two = self.plain.made, self.captured.made
         assert one.keys() == two.keys()
-        rounds = [pair for prompt in one for pair in zip(one[prompt], two[prompt], strict=False)]
-        return [(p, c) for p, c in rounds if p[1].widths[p[0]] == c[1].widths[c[0]]]
+        return [(p, c) for prompt in one for p, c in zip(one[prompt], two[prompt], strict=False) if p.depth == c.depth]
 
     def same(self) -> None:
         """All of them agree, and there were some; in most rounds the captured form had not waited for the one before."""
         assert len(self.pairs) > 2 * len(self.plain.made)
         assert self.captured.ahead > 2 and not self.plain.ahead
-        for (b, plain), (c, replayed) in self.pairs:
+        for (b, _, plain), (c, _, replayed) in self.pairs:
             size = int(plain.sizes[b])
             rows = [torch.stack([p.tokens[i, :size], p.parents[i, :size]]) for i, p in ((b, plain), (c, replayed))]
-            assert plain.linear == replayed.linear and size == int(replayed.sizes[c]) and torch.equal(*rows)
+            assert plain.linear == replayed.linear and plain.widths[b] == replayed.widths[c]
+            assert size == int(replayed.sizes[c]) and torch.equal(*rows)
 
     def shared(self) -> float:
         """Share of the guesses, as paths from the root, that both made."""
-        both = [(paths(plain, b), paths(replayed, c)) for (b, plain), (c, replayed) in self.pairs]
+        both = [(paths(plain, b), paths(replayed, c)) for (b, _, plain), (c, _, replayed) in self.pairs]
         return sum(len(one & two) for one, two in both) / sum(len(one) for one, _ in both)
 
 
@@ -141,7 +149,7 @@ def test_preempted_requests() -> None:
 
     twice = Twice(lambda: heads.eagle(width=1, depth=3)).run(serve)
     assert twice.pairs
-    for (b, plain), (c, replayed) in twice.pairs:
+    for (b, _, plain), (c, _, replayed) in twice.pairs:
         assert paths(plain, b) == paths(replayed, c)
 
 

@@ -2,8 +2,8 @@
 
 B requests, M rows of known tokens each (right-aligned), k nodes fed per level, D levels. What the host tells is one int64 table
 `given [B, HEAD + M]`: lane, known tokens L (0: nobody), how many of the M rows are in use, address of their states, levels and
-nodes allowed, then the M tokens. Row r reads the state at position L - 1 - M + r and the token after it. Where L is -1, the device
-knows better: the lane has the length, its ring (`ring.py`) states and tokens of what was not read yet.
+nodes allowed, then the M tokens. Row r reads the state at position L - 1 - M + r and the token after it. Where L is -1, the
+device knows better: the lane has the length, its ring (`ring.py`) states and tokens of what was not read yet.
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ def _stand(
 
 
 def stand(given: Tensor, lanes: Lanes, ring: Ring | None, width: int, out: Stand) -> None:
-    """Fill `out` from `given`, the lanes and the ring, and note in that what is being read; without one the host tells all. Node i of level l (from 1) has virtual
-    index L - 1 + (l - 1) k + i, and its KV the slot of that."""
+    """Fill `out` from `given`, the lanes and the ring, and note in that what is being read; without one the host tells all. Node
+    i of level l (from 1) has virtual index L - 1 + (l - 1) k + i, and its KV the slot of that."""
     requests, rows, table = given.shape[0], given.shape[1] - HEAD, lanes.table
     tokens, upto = (lanes.last, lanes.length) if ring is None else (ring.tokens, ring.upto)
     _stand[(requests,)](
-        given, lanes.length, table, tokens, upto, out.token, out.write, out.attend, out.position, out.node_write, out.node_attend, out.node_position,
-        out.known, out.lane, out.asked, table.shape[1], given.stride(0),
+        given, lanes.length, table, tokens, upto, out.token, out.write, out.attend, out.position, out.node_write, out.node_attend,
+        out.node_position, out.known, out.lane, out.asked, table.shape[1], given.stride(0),
         B=requests, M=rows, MP=triton.next_power_of_2(rows), K=width, KP=triton.next_power_of_2(width), D=len(out.asked),
         BLOCK=BLOCK, P=PLACES, RING=ring is not None, num_warps=1,
     )  # fmt: skip
@@ -139,8 +139,8 @@ def _collect(GIVEN, ATTEND, RING, OUT, sG, M: tl.constexpr, W: tl.constexpr, CH:
 
 
 def collect(given: Tensor, attend: Tensor, ring: Ring, out: Tensor) -> None:
-    """`out [B M, W]`: the states of the rows at positions `attend [B M]` (-1: zeros), from the addresses in `given`, where they lie
-    row after row and of the type of `out`, or from the ring."""
+    """`out [B M, W]`: the states of the rows at positions `attend [B M]` (-1: zeros), from the addresses in `given`, where they
+    lie row after row and of the type of `out`, or from the ring."""
     rows, width = out.shape
     _collect[(rows, triton.cdiv(width, _PART))](
         given, attend, ring.states, out, given.stride(0), M=rows // given.shape[0], W=width, CH=_PART, P=PLACES, num_warps=4

@@ -64,6 +64,7 @@ def arrange(states: Tensor, rows: tuple[Tensor, Tensor, Tensor], path: Tensor, s
     of columns to `out[position + shift[request]]`, where `out [total, W]` has such a place. `shift [B]` int64."""
     count, width = states.shape
     chunk, columns = 1024, path.shape[1]
+    rows = (rows[0].contiguous(), rows[1].contiguous(), rows[2].contiguous())  # they may be columns of one table
     _arrange[(count, triton.cdiv(width, chunk))](
         states, *rows, path, shift, out, states.stride(0), path.stride(0), out.shape[0],
         N=columns, NP=triton.next_power_of_2(max(columns, 1)), W=width, CH=chunk, num_warps=4,

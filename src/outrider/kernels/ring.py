@@ -1,4 +1,4 @@
-"""The target's states of the last known tokens, kept on the device: a drafter can go on from them before the host has read a round.
+"""The target's states of the last known tokens, kept on the device: drafters go on from them before the host has read a round.
 
 Every lane has a ring of `PLACES` places, in which the state at position p lies at p modulo `PLACES`, beside the token after it.
 Captured rounds write it; a drafter's captured work reads it. `upto` is the drafter's own mark: it has read all positions below.

@@ -194,8 +194,8 @@ def _admit(
 
 
 def admit(proposal: Proposal, given: Any, vocab: int) -> None:
-    """Guesses on the device into `given` (`models.rounds.Fields` on the device), whose rows are settled: put right where they could
-    not be, so that nobody has to look. Of two equal siblings the second will never be found."""
+    """Guesses on the device into `given` (`models.rounds.Fields` on the device), whose rows are settled: put right where they
+    could not be, so that nobody has to look. Of two equal siblings the second will never be found."""
     tokens, parents, source, columns = proposal.tokens, proposal.parents, proposal.source, given.tokens.shape[1]
     _admit[(len(proposal.widths),)](
         tokens, parents, source, proposal.sizes, given.first, given.sizes, given.tokens, given.parents, given.source,

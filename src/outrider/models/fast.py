@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
@@ -85,15 +84,12 @@ class FastTarget(ModelTarget):
         played = self.machine.round(shape)
         started = mark(self.device)
         played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
-        result = played.result[: len(batch)]
         answer = played.answer(proposal, started)
         if not self.watched:  # nobody on the device will look
+            result = played.result
             return Scores(result, self._rows, {}, verdict=Verdict(result, result, result, result, result), answer=answer)
-        choice = played.choice[:, None] if shape.columns == 0 else _table(played.choice, played.fields, shape.columns)
-        verdict, count = _verdict(result, shape.columns), len(batch) + sum(proposal.widths)
-        shown = {name: states[:count] for name, states in played.features.items()}
-        rows = _first(played.stands, count) if shown else self._rows
-        return Scores(choice[: len(batch)], rows, shown, verdict=verdict, answer=answer)
+        verdict, rows, shown = played.shown(len(batch), len(batch) + sum(proposal.widths))
+        return Scores(played.choices(len(batch)), rows or self._rows, shown, verdict=verdict, answer=answer)
 
     def keep(self, batch: Batch, proposal: Proposal, verdict: Verdict) -> None:
         """A captured round has kept the path already."""
@@ -114,19 +110,3 @@ def _numbers(requests: Sequence[Request]) -> tuple[list[int], ...]:
         [len(r.tokens) for r in requests],
         [min(r.room, 2**30) for r in requests],
     )
-
-
-def _first(rows: PassRows, count: int) -> PassRows:
-    """The rows that are in use."""
-    return PassRows(rows.request[:count], rows.position[:count], rows.virtual[:count], rows.slot[:count])
-
-
-def _verdict(result: Tensor, columns: int) -> Verdict:
-    """The captured rule's answer, as views that the next round overwrites."""
-    return Verdict(result[:, 4 + columns : 4 + 2 * columns], result[:, 0], result[:, 3 : 4 + columns], result[:, 1], result[:, 2])
-
-
-def _table(choice: Tensor, fields: Any, columns: int) -> Tensor:
-    """`[B, N + 1]` choices by request and slot, of what slots there are."""
-    at = fields.first[:-1, None] + torch.arange(columns + 1, device=choice.device)
-    return choice[at.clamp(max=choice.shape[0] - 1).long()]
