@@ -105,10 +105,10 @@ class Guard:
         return None
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """Let the drafter see the round: copies of it, if the host has yet to read what was decided."""
+        """Let the drafter see the round: copies of what was decided, unless it goes on without them."""
         if not self.working or not self.observes:
             return
-        seen = verdict if scores.answer is not None else _copied(verdict)
+        seen = verdict if scores.answer is not None and self.follows(batch.requests) else _copied(verdict)
         try:
             with _kept(batch):
                 self.drafter.observe(batch, *self._forced.apart(proposal, seen, scores))

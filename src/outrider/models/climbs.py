@@ -1,9 +1,9 @@
 """Guesses of an EAGLE network as one replay of a CUDA graph: read what is new, then one pass of the layer per level.
 
 What is new: the target's states of tokens accepted since. After a captured round they lie in the lane's ring (`kernels.ring`),
-and how many they are only the device need know, so that the next guess can be launched before the host has read the round; else the
-host tells their addresses, so that nothing is copied to begin with. KV of guesses lies in the target's pool behind the committed
-one, where the next round's true states write over it. Nothing of a guess is read by the host.
+and how many they are only the device need know, so that the next guess can be launched before the host has read the round; else
+the host tells their addresses, so that nothing is copied to begin with. KV of guesses lies in the target's pool behind the
+committed one, where the next round's true states write over it. Nothing of a guess is read by the host.
 """
 
 from __future__ import annotations
