@@ -29,7 +29,7 @@ def begin(net: EagleNet, teacher: Teacher, init: str) -> None:
             found = start.get(name)
             if found is not None and found.shape == own.shape:
                 own.copy_(found)
-            elif found is not None or init != TARGET:
+            elif init != TARGET or (found is not None and ".mlp." not in name):
                 what = "is missing" if found is None else f"is {tuple(found.shape)}, not {tuple(own.shape)}"
                 raise DrafterMismatch(f"training cannot start from {init}: its {name} {what}")
 
@@ -43,7 +43,8 @@ def _of_drafter(teacher: Teacher, init: str) -> dict[str, Tensor]:
 
 
 def _of_target(net: EagleNet, teacher: Teacher) -> dict[str, Tensor]:
-    """The target's last layer, which reads the last of the fused states and, to begin with, nothing of the token."""
+    """The target's last layer, which reads the last of the fused states and, to begin with, nothing of the token. An MLP of
+    another width begins at random."""
     if net.plan.version != 3 or teacher.model is None:
         raise BadInput("init=target is for version 3; name a drafter to start from, or nothing")
     model: Any = teacher.model

@@ -63,14 +63,17 @@ class Crew:
             helper.join()
 
     def source(self, first: Writer, number: int) -> list[Text] | None:
-        """The texts of a round, from whoever writes it; `first`: who writes what nobody else does. None when time is up."""
+        """The texts of a round, from whoever writes it; `first`: who writes what nobody else does. None when time is up and
+        they are not there."""
         path, helper = self.place.path(number), self.helpers.get(number % self.count)
-        while helper is not None and helper.is_alive() and not path.is_file():
-            if time.monotonic() > self.until:
-                return None
+        while helper is not None and helper.is_alive() and not path.is_file() and not self.late:
             time.sleep(_PAUSE)
         found = _delivered(path)
-        return first.round(number) if found is None else found
+        return first.round(number) if found is None and not self.late else found
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.until
 
 
 class Place:

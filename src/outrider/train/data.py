@@ -90,15 +90,14 @@ class Writer:
 
     def write(self, tell: Tell, until: float = float("inf"), source: Source | None = None) -> bool:
         """Write rounds until there are enough tokens (True), or until the time `until` (of `time.monotonic`). `source`: who has
-        the texts of a round, if not this writer."""
+        the texts of a round, if not this writer, and minds the time."""
         barren = 0
         while not self.finished:
             done = self.manifest["taught"]
             tell(f"writing texts: {done:,} of {self.writing.tokens:,} tokens", done / self.writing.tokens)
-            if time.monotonic() > until:
-                return False
             number = int(self.manifest["rounds"])
-            found = (source or self.round)(number)
+            late = source is None and time.monotonic() > until
+            found = None if late else (source or self.round)(number)
             if found is None:
                 return False
             self.store.add(found, number + 1)
