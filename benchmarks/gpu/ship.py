@@ -1,7 +1,7 @@
 """Train the drafters that come with the package, on a machine with several GPUs, in three commands that each go on from the last:
 
     python benchmarks/gpu/ship.py write 3        # minutes; the target writes texts, three processes per GPU
-    python benchmarks/gpu/ship.py train 9        # three EAGLE heads on a GPU each, Medusa and the draft model on another
+    python benchmarks/gpu/ship.py train 8.4      # three EAGLE heads on a GPU each, Medusa and the draft model on another
     python benchmarks/gpu/ship.py judge 1.3      # tokens per pass by task of what was trained
 
 and afterwards, where the package is to be built:
@@ -72,9 +72,9 @@ class Run:
 EAGLE = f"eagle:vocab={VOCAB}"
 DRAFT = "width=16,inner=32" if SMALL else "width=320,inner=512"
 RUNS = (
-    Run("eagle", 0, f"{EAGLE},init=target", 100_000_000),
-    Run("eagle_wide", 1, f"{EAGLE},inner={96 if SMALL else 2304},init=target", 100_000_000, ("--rate", "2e-3")),
-    Run("eagle_on", 2, EAGLE if SMALL else f"{EAGLE},init=ship/eagle", 100_000_000),
+    Run("eagle", 0, f"{EAGLE},init=target", 90_000_000),
+    Run("eagle_wide", 1, f"{EAGLE},inner={96 if SMALL else 2304},init=target", 90_000_000, ("--rate", "2e-3")),
+    Run("eagle_on", 2, EAGLE if SMALL else f"{EAGLE},init=ship/eagle", 90_000_000),
     Run("medusa", 3, f"medusa:heads=3,vocab={VOCAB}", 90_000_000),
     Run("draft_model", 3, f"draft_model:layers=2,{DRAFT},vocab={VOCAB}", 60_000_000),
 )
@@ -259,10 +259,15 @@ def take(tars: Sequence[Path]) -> int:
 
 
 def _cards() -> int:
-    """GPUs of this machine, counted by somebody else, so that this process does not wake them."""
-    code = "import torch; print(torch.cuda.device_count())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return max(1, int(done.stdout.strip() or 0))
+    """GPUs of this machine, counted by a process that also reads the model, so that all others find it in the cache."""
+    read = f"from outrider.models import weights; weights.load(weights.fetch(weights.resolve({MODEL!r})))"
+    code = f"{read}; import torch; print(torch.cuda.device_count())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(None, "none"), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(f"the model cannot be read: {done.stderr[-1500:]}")
+    return max(1, int(done.stdout.split()[-1]))
 
 
 def _parts(name: str, directory: Path) -> None:

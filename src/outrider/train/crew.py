@@ -1,6 +1,6 @@
-"""Several processes that write texts at once: process i of n writes rounds i, i + n, ... and leaves them in a directory, and the
-first, which is the one that was started, writes its own and puts all of them away in their order. So what comes out is what one
-process alone would have written, and how many there were is nobody's business."""
+"""Several processes that write texts at once: helper i of n writes rounds i, i + n, ... and leaves them in a directory, from
+which the process that was started takes them in their order and puts them away. So what comes out is what one process alone
+would have written, and how many there were is nobody's business."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 ROUNDS = "rounds"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_PAUSE = 0.05
+_PAUSE, _GRACE = 0.05, 10.0
+"""Seconds between looks, and from asking a helper to end until it is ended."""
 _AHEAD = 4
 """Rounds that a helper may be ahead of what was put away, in rounds of all."""
 
@@ -39,14 +40,14 @@ def gpus() -> list[str]:
 
 
 class Crew:
-    """All writers of one plan's texts but the first, on `cards` in turn (none: on the CPU), who leave rounds in `place`. They
-    work within the context; `until` as `time.monotonic`. One that fails is done without."""
+    """Writers of one plan's texts, on `cards` in turn (none: on the CPU), who leave rounds in `place`. They work within the
+    context; `until` as `time.monotonic`. One that fails is done without."""
 
     def __init__(self, plan: Plan, place: Place, cards: Sequence[str], until: float) -> None:
         self.place, self.count, self.until = place, plan.writers, until
         made = multiprocessing.get_context("spawn")
         self.helpers: dict[int, SpawnProcess] = {}
-        for index in range(1, self.count):
+        for index in range(self.count if self.count > 1 else 0):
             card = cards[index % len(cards)] if cards else None
             own = replace(plan, texts=place.directory, writers=1)
             self.helpers[index] = made.Process(target=_work, args=(own, index, self.count, card), daemon=True)
@@ -60,10 +61,13 @@ class Crew:
         for helper in self.helpers.values():
             helper.terminate()
         for helper in self.helpers.values():
-            helper.join()
+            helper.join(_GRACE)
+            if helper.is_alive():
+                helper.kill()
+                helper.join()
 
     def source(self, first: Writer, number: int) -> list[Text] | None:
-        """The texts of a round, from whoever writes it; `first`: who writes what nobody else does. None when time is up and
+        """The texts of a round, from whoever writes it; `first`: who writes what no helper does. None when time is up and
         they are not there."""
         path, helper = self.place.path(number), self.helpers.get(number % self.count)
         while helper is not None and helper.is_alive() and not path.is_file() and not self.late:
