@@ -49,7 +49,7 @@ def test_cached_features_are_those_that_were_computed(loaded, corpus, tmp_path, 
 
 
 def test_kept_features_need_no_second_pass(loaded, corpus, monkeypatch):
-    made = Capture(loaded, NAMES, keep=True)
+    made = Capture(loaded, NAMES, keep=2**20)
     first = [made.lesson(corpus, indices, 30) for indices in ([3, 0], [5])]
     assert sum(t.nbytes for kept in made.kept.values() for t in kept.values()) == made.size(
         dataclasses.replace(corpus, lengths=corpus.lengths[[3, 0, 5]]), 30
@@ -60,6 +60,20 @@ def test_kept_features_need_no_second_pass(loaded, corpus, monkeypatch):
         length = int(again.real[1].sum())
         assert torch.equal(again.features[name][1, :length], first[0].features[name][0, :length])
         assert torch.equal(again.features[name][0, : int(again.real[0].sum())], first[1].features[name][0])
+
+
+def test_what_does_not_fit_is_passed_again(loaded, corpus, monkeypatch):
+    """Of a batch of which a part is kept, the rest alone."""
+    plain = Capture(loaded, NAMES).lesson(corpus, [3, 0, 5], 30)
+    size = Capture(loaded, NAMES).size(dataclasses.replace(corpus, lengths=corpus.lengths[[3]]), 30)
+    made, passed = Capture(loaded, NAMES, keep=size), []
+    monkeypatch.setattr(made, "run", lambda tokens, was=made.run: passed.append(len(tokens)) or was(tokens))
+    for _ in range(2):
+        found = made.lesson(corpus, [3, 0, 5], 30)
+        for name in NAMES:
+            where = plain.real[:, :, None]
+            assert torch.allclose(found.features[name] * where, plain.features[name] * where, atol=1e-5)
+    assert list(made.kept) == [3] and made.room == 0 and passed == [3, 2]
 
 
 def test_a_cache_without_room(loaded, corpus, tmp_path, monkeypatch):

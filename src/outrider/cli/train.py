@@ -55,6 +55,10 @@ Texts = Annotated[
 Write = Annotated[int | None, typer.Option(min=1, help="Tokens that the model is to write.", rich_help_panel=_TEXTS)]
 Together = Annotated[int | None, typer.Option(min=1, help="Texts at a time (16; on a GPU 1,024).", rich_help_panel=_TEXTS)]
 Answer = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", rich_help_panel=_TEXTS)]
+Code = Annotated[
+    float | None, typer.Option(min=0.0, max=1.0, help="Share of programming tasks among the prompts.", rich_help_panel=_TEXTS)
+]
+Writers = Annotated[int, typer.Option(min=1, help="Processes that write texts at once, over all GPUs.", rich_help_panel=_TEXTS)]
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after this long; the same command goes on.")]
 Steps = Annotated[int | None, typer.Option(min=1, help="Train for so many steps.", rich_help_panel=_TRAINING)]
 Tokens = Annotated[int | None, typer.Option(min=1, help="Train on so many tokens.", rich_help_panel=_TRAINING)]
@@ -98,7 +102,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 """For the tiny model, that tries all this out in a minute."""
 NAMES: dict[str, dict[str, str]] = {
-    "writing": {"write": "tokens", "together": "batch", "answer": "answer"},
+    "writing": {"write": "tokens", "together": "batch", "answer": "answer", "code": "code"},
     "recipe": {n: n for n in ("steps", "tokens", "epochs", "batch_tokens", "accumulate", "longest", "rate", "check")},
 }
 """Which options are which settings."""
@@ -120,6 +124,8 @@ def train(
     write: Write = None,
     together: Together = None,
     answer: Answer = None,
+    code: Code = None,
+    writers: Writers = 1,
     minutes: Minutes = None,
     steps: Steps = None,
     tokens: Tokens = None,
@@ -151,15 +157,19 @@ def train(
         typer.echo(describe_methods())
         return
     until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    _use(threads)
     plan = _plan(given)
     _warn(plan)
     if gpus > 1 and not ranked():
         raise typer.Exit(_several(gpus, device))
     report(_run(plan, until), json)
+
+
+def _use(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
 
 
 def _warn(plan: Plan) -> None:
@@ -193,7 +203,9 @@ def _plan(given: dict[str, Any]) -> Plan:
         card = again.read(method)
         method, base = again.spec(card), again.settings(card)
     known(method)
-    asked = {part: {field: given[name] for name, field in names.items() if given[name]} for part, names in NAMES.items()}
+    asked = {
+        part: {field: given[name] for name, field in names.items() if given[name] is not None} for part, names in NAMES.items()
+    }
     sizes = {part: {"seed": given["seed"]} | base.get(part, {}) | asked.get(part, {}) for part in again.KINDS}
     places: dict[str, Any] = {n: None if given[n] is None else Path(os.path.expanduser(given[n])) for n in ("out", "texts")}
     for name, place in places.items():
@@ -207,7 +219,7 @@ def _plan(given: dict[str, Any]) -> Plan:
         **{part: kind(**sizes[part]) for part, kind in again.KINDS.items()},
         command=shlex.join(["outrider", *shown(sys.argv[1:])]),
         **places,
-        **{name: given[name] for name in ("device", "dtype", "cache", "keep", "finish", "shard")},
+        **{name: given[name] for name in ("device", "dtype", "cache", "keep", "finish", "shard", "writers")},
     )
 
 

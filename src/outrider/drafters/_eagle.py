@@ -24,6 +24,7 @@ from ..models.eagle_net import EagleNet, Plan
 from ..models.hf import resolved
 from ..protocols import Lesson, Teacher
 from ._distil import frequent
+from ._eagle_start import begin
 from ._losses import Truth, check_loss, distance, in_parts, mean, mixed, picked, truth
 from ._unrolled import unrolled
 
@@ -33,7 +34,8 @@ class EagleTraining:
     """`version`: 1 or 3. `vocab`: guess only so many of the tokens that the target writes most often (0: all). `rows`: `target`
     borrows its head (small files), `own` trains one. `states`: the target's layers whose inputs are fused, as 2+15+27 (`mid` is
     the middle one, -3 the last but two). `inner`: the MLP's width (0: the target's). `steps` guesses in a row are taught, the
-    k-th counts `decay`^k. `loss`: kl, tv or hybrid. `fc_norm` and `norm_output` are version 3.1's switches."""
+    k-th counts `decay`^k. `loss`: kl, tv or hybrid. `init`: start from this drafter (a directory, or ship/eagle) or, as `target`,
+    from the target's last layer. `fc_norm` and `norm_output` are version 3.1's switches."""
 
     version: int = 3
     vocab: int = 0
@@ -46,6 +48,7 @@ class EagleTraining:
     fc_norm: bool = False
     norm_output: bool = False
     norm_before_residual: bool = False
+    init: str = ""
 
     def __post_init__(self) -> None:
         if self.version not in (1, 3):
@@ -75,6 +78,8 @@ class EaglePupil:
         self.net = EagleNet(_plan(teacher, training, len(rows)), teacher.embeddings, rows if training.rows == "target" else None)
         if training.rows == "own":
             self.net.lm_head.weight.data.copy_(rows)
+        if training.init:
+            begin(self.net, teacher, training.init)
         self.module: torch.nn.Module = self.net.to(teacher.head.device)
         self.facts = {
             "target": teacher.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ LAST = "hidden:last"
 
 class Capture:
     """The target as a source of lessons. `features`: names as in `protocols.Needs`. `cache`: a directory that keeps features in
-    bf16 (8 kB a token for 4,096 numbers), so that texts seen again cost no pass of the target; `keep`: the same in the device's
-    memory, in the target's own type, for texts that are always cut alike.
+    bf16 (8 kB a token for 4,096 numbers), so that texts seen again cost no pass of the target; `keep`: bytes of the device's
+    memory for the same, in the target's own type, for texts that are always cut alike; once they are full, texts that are not
+    kept are passed through the target again.
 
     Raises `DrafterMismatch` for features that the target lacks, `UnsupportedModel` where its head does more than is known."""
 
-    def __init__(self, loaded: Loaded, features: Sequence[str] = (LAST,), cache: Path | None = None, keep: bool = False) -> None:
+    def __init__(self, loaded: Loaded, features: Sequence[str] = (LAST,), cache: Path | None = None, keep: int = 0) -> None:
         self.loaded, self.model, self.features = loaded, loaded.model, tuple(dict.fromkeys((LAST, *features)))
         self.device = next(self.model.parameters()).device
         config: Any = self.model.config.get_text_config()
@@ -42,6 +43,7 @@ class Capture:
         self.scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
         self.cache = None if cache is None else cache / _key(loaded.fingerprint, self.features)
         self.kept: dict[int, dict[str, Tensor]] | None = {} if keep else None
+        self.room = keep
         self._check()
 
     def size(self, corpus: Corpus, most: int) -> int:
@@ -94,13 +96,24 @@ class Capture:
         """Features of texts by their number, which are kept if that was asked for."""
         if self.kept is None:
             return self._features(tokens, texts)
-        rows = [self.kept[i] for i in indices if i in self.kept]
-        if len(rows) == len(indices):
-            return {name: _padded([row[name] for row in rows]) for name in self.features}
-        found = self._features(tokens, texts)
-        for row, (i, text) in enumerate(zip(indices, texts, strict=True)):
-            self.kept[i] = {name: states[row, : len(text)].clone() for name, states in found.items()}
-        return found
+        known = {i: self.kept[i] for i in indices if i in self.kept}
+        new = [(i, text) for i, text in zip(indices, texts, strict=True) if i not in known]
+        if new:
+            found = self._features(self._sent(_padded([t.long() for _, t in new])) if known else tokens, [t for _, t in new])
+            fresh = {i: {n: x[row, : len(text)] for n, x in found.items()} for row, (i, text) in enumerate(new)}
+            for i, states in fresh.items():
+                self._keep(i, states)
+            if not known:
+                return found
+            known |= fresh
+        return {name: _padded([known[i][name] for i in indices]) for name in self.features}
+
+    def _keep(self, index: int, states: Mapping[str, Tensor]) -> None:
+        """Keep a text's states, if there is room for them."""
+        size = sum(x.nbytes for x in states.values())
+        if self.kept is not None and size <= self.room:
+            self.room -= size
+            self.kept[index] = {name: x.clone() for name, x in states.items()}
 
     def _features(self, tokens: Tensor, texts: Sequence[Tensor]) -> dict[str, Tensor]:
         if self.cache is None:

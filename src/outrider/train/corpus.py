@@ -200,10 +200,23 @@ def load(directory: Path) -> Corpus:
     return Corpus(joined["tokens"], starts, lengths, joined["prompts"].long(), joined["held"].bool(), manifest)
 
 
+def write_texts(path: Path, found: Sequence[Text]) -> None:
+    """Put texts where `read_texts` finds them, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, save(_tensors(found, [False] * len(found))))
+
+
+def read_texts(path: Path) -> list[Text]:
+    """Raises like safetensors for a damaged file."""
+    shard = load_file(path)
+    parts = torch.split(shard["tokens"].to(torch.int32), shard["lengths"].tolist())
+    return [Text(tuple(part.tolist()), int(prompt)) for part, prompt in zip(parts, shard["prompts"], strict=True)]
+
+
 def _tensors(new: Sequence[Text], held: Sequence[bool]) -> dict[str, Tensor]:
     tokens = torch.tensor([t for text in new for t in text.tokens], dtype=torch.int32)
     return {
-        "tokens": tokens.to(torch.uint16) if int(tokens.max()) < 2**16 else tokens,
+        "tokens": tokens.to(torch.uint16) if not (tokens >= 2**16).any() else tokens,
         "lengths": torch.tensor([len(t.tokens) for t in new], dtype=torch.int32),
         "prompts": torch.tensor([t.prompt for t in new], dtype=torch.int32),
         "held": torch.tensor(held, dtype=torch.uint8),

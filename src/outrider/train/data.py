@@ -19,9 +19,12 @@ from ..errors import BadInput, OutriderError
 from ..llm import LLM
 from .corpus import Store, Text
 from .prompts import OPENINGS, Given, read
+from .tasks import task
 
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which share of it is done."""
+Source = Callable[[int], list[Text] | None]
+"""Gives the texts of a round by its number; None where there was no time for them."""
 _RAW_TURN = 16
 _BARREN = 20
 """Rounds in a row without a new text, after which the target has nothing more to say."""
@@ -31,7 +34,7 @@ _BARREN = 20
 class Writing:
     """What to write: texts until `tokens` were written, `batch` at a time, answers of at most `answer` tokens to prompts of at
     most `prompt`, user turns of at most `turn`. Answers take the `temperatures` in turn. The share `held` is never trained on.
-    `files` are answered first; then come prompts of the target's own."""
+    `files` are answered first; then come prompts of the target's own, and as the share `code` of them programming tasks."""
 
     tokens: int = 1_000_000
     batch: int = 64
@@ -42,6 +45,7 @@ class Writing:
     held: float = 0.03
     seed: int = 0
     files: tuple[str, ...] = ()
+    code: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("tokens", "batch", "answer", "prompt", "turn"):
@@ -49,6 +53,8 @@ class Writing:
                 raise BadInput(f"training data: {name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.held < 0.5:
             raise BadInput(f"the share of texts that are held out must be above 0 and below 0.5, got {self.held}")
+        if not 0 <= self.code <= 1:
+            raise BadInput(f"the share of programming tasks must be from 0 to 1, got {self.code}")
         if not self.temperatures:
             raise BadInput("training data need at least one temperature")
 
@@ -70,7 +76,8 @@ class Writer:
         self.before, after = self.tokenizer.frame() if self.tokenizer.has_chat else ("", "")
         self.ends = self._special(after)
         frame = len(self.tokenizer.encode(self.before, special=False)) if self.before else 0
-        self.store = Store(directory, writing.identity(llm.name, fingerprint), writing.held, frame)
+        self.identity = writing.identity(llm.name, fingerprint)
+        self.store = Store(directory, self.identity, writing.held, frame)
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -81,16 +88,19 @@ class Writer:
     def finished(self) -> bool:
         return bool(self.manifest["taught"] >= self.writing.tokens)
 
-    def write(self, tell: Tell, until: float = float("inf")) -> bool:
-        """Write rounds until there are enough tokens (True), or until the time `until` (of `time.monotonic`)."""
+    def write(self, tell: Tell, until: float = float("inf"), source: Source | None = None) -> bool:
+        """Write rounds until there are enough tokens (True), or until the time `until` (of `time.monotonic`). `source`: who has
+        the texts of a round, if not this writer, and minds the time."""
         barren = 0
         while not self.finished:
             done = self.manifest["taught"]
             tell(f"writing texts: {done:,} of {self.writing.tokens:,} tokens", done / self.writing.tokens)
-            if time.monotonic() > until:
-                return False
             number = int(self.manifest["rounds"])
-            self.store.add(self.round(number), number + 1)
+            late = source is None and time.monotonic() > until
+            found = None if late else (source or self.round)(number)
+            if found is None:
+                return False
+            self.store.add(found, number + 1)
             barren = barren + 1 if self.manifest["taught"] == done else 0
             if barren == _BARREN:
                 raise OutriderError(
@@ -116,9 +126,11 @@ class Writer:
         return [Text((*r.prompt_token_ids, *r.token_ids), len(r.prompt_token_ids)) for r in results if r.error is None]
 
     def _invent(self, rng: random.Random) -> list[list[int]]:
-        """Prompts that the target makes up: user turns where it knows such things, else the beginnings of texts."""
+        """Programming tasks, and prompts that the target makes up: user turns where it knows such things, else the beginnings of
+        texts."""
         chat = self.tokenizer.has_chat
-        openings = [rng.choice(OPENINGS) for _ in range(self.writing.batch)]
+        tasks = [self._turn(task(rng)) for _ in range(round(self.writing.code * self.writing.batch))]
+        openings = [rng.choice(OPENINGS) for _ in range(self.writing.batch - len(tasks))]
         starts = [self._start(opening, rng) for opening in openings]
         length = self.writing.turn if chat else min(_RAW_TURN, self.writing.turn)
         params = [
@@ -127,9 +139,15 @@ class Writer:
         ]
         results = self.llm.generate(starts, params)
         if not chat:
-            return [[*r.prompt_token_ids, *r.token_ids] for r in results if r.finish_reason == "length"]
+            return [*tasks, *([*r.prompt_token_ids, *r.token_ids] for r in results if r.finish_reason == "length")]
         turns = [(opening + r.text).strip() for opening, r in zip(openings, results, strict=True)]
-        return [self.tokenizer.chat([{"role": "user", "content": turn}]) for turn in turns if len(turn.split()) > 1]
+        return [*tasks, *(self._turn(turn) for turn in turns if len(turn.split()) > 1)]
+
+    def _turn(self, text: str) -> list[int]:
+        """Tokens of what a user says; for a target without a chat template, of the text."""
+        return (
+            self.tokenizer.chat([{"role": "user", "content": text}]) if self.tokenizer.has_chat else self.tokenizer.encode(text)
+        )
 
     def _start(self, opening: str, rng: random.Random) -> list[int]:
         """Tokens to begin from; a model whose texts have no start token begins with any token."""

@@ -9,8 +9,10 @@ import json
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from ..protocols import Pupil, Renewal
 from . import card, renewal, tiny
 from .capture import Capture
 from .corpus import Corpus, load, matching
+from .crew import Crew, Place, assist, gpus
 from .data import Tell, Writer, Writing
 from .evaluate import Exam, examine, held_prompts
 from .loop import Recipe, Sign, Trainer
@@ -37,7 +40,7 @@ from .ranks import Ranks, join, local_device
 PLAIN = "none"
 _TOGETHER, _SPARE = 256, 128
 """Requests that write at once, and tokens of KV memory that each may need beyond its text (guesses, half-filled blocks)."""
-_SHARE = 0.7
+_SHARE = 0.8
 """Of the free memory, what may hold kept states."""
 
 
@@ -46,7 +49,7 @@ class Plan:
     """What to train: `method`, as in `NAME[:key=value,...]` with training options, for `model`, into `out` (None: a directory of
     the user's own drafters). `texts`: where the texts are kept (None: a directory that all methods share). `finish`: examine what
     there is, even if training is not over. `shard`: several ranks share the target's layers, for one that does not fit beside its
-    pupil. `command`: what to tell those who want to do it again."""
+    pupil. `writers`: processes that write texts, over all GPUs. `command`: what to tell those who want to do it again."""
 
     method: str
     model: str
@@ -61,6 +64,7 @@ class Plan:
     keep: bool = False
     finish: bool = False
     shard: bool = False
+    writers: int = 1
     command: str = ""
 
 
@@ -164,13 +168,26 @@ class Training:
 
     def write(self) -> bool:
         """The texts; whether there are enough."""
-        there = matching(self.texts, self.plan.writing.identity(self.source.name, self.fingerprint))
+        identity = self.plan.writing.identity(self.source.name, self.fingerprint)
+        there = matching(self.texts, identity)
         if there is not None and there["taught"] >= self.plan.writing.tokens:
             return True
+        cards = gpus() if self.device.type == "cuda" else []
+        with Crew(self.plan, Place(self.texts, identity), cards, self.until) as crew, self._writer() as writer:
+            return writer.write(self.tell, self.until, partial(crew.source, writer))
+
+    def assist(self, index: int, count: int, wanted: Callable[[], bool]) -> None:
+        """Be one of `count` writers; see `crew`."""
+        with self._writer() as writer:
+            assist(writer, index, count, wanted)
+
+    @contextmanager
+    def _writer(self) -> Iterator[Writer]:
+        """The target, ready to write."""
         writing = self.plan.writing
         llm = self._llm(min(writing.batch, _TOGETHER), writing.prompt + writing.answer)
         try:
-            return Writer(llm, self.plan.writing, self.texts, self.fingerprint).write(self.tell, self.until)
+            yield Writer(llm, writing, self.texts, self.fingerprint)
         finally:
             llm.close()
             del llm
@@ -184,20 +201,27 @@ class Training:
         pupil: Pupil = build.pupil(capture.teacher(corpus.counts(capture.vocabulary)), self.options)
         if set(pupil.features) - set(capture.features) or self.plan.cache or self.plan.keep:
             cache = self.texts / "features" if self.plan.cache else None
-            capture = Capture(loaded, pupil.features, cache, self.plan.keep)
+            capture = Capture(loaded, pupil.features, cache, self._room() if self.plan.keep else 0)
         if self.plan.keep:
-            self._has_room(capture.size(corpus, self.plan.recipe.longest))
+            self._weigh(capture, corpus)
         trainer = Trainer(pupil, capture, corpus, self.plan.recipe, self.out / "run", self.ranks)
         trainer.resume({"method": self.name, "options": self.options, "fingerprint": self.fingerprint})
         return trainer.run(self.show, self.until), trainer
 
-    def _has_room(self, size: int) -> None:
-        free = free_memory(self.device)
-        if size > free * _SHARE:
-            raise BadInput(
-                f"--keep needs {size / 2**30:.1f} GiB for the states of these texts, and {free / 2**30:.1f} GiB are free on "
-                f"{self.device}: drop it, cut texts shorter (--longest), or use --cache"
+    def _room(self) -> int:
+        """Bytes of the device's memory that may hold kept states."""
+        return int(free_memory(self.device) * _SHARE)
+
+    def _weigh(self, capture: Capture, corpus: Corpus) -> None:
+        """Say so if not all states can be kept."""
+        size, room = capture.size(corpus, self.plan.recipe.longest), capture.room
+        if size > room:
+            text = (
+                f"--keep wants {size / 2**30:.1f} GiB for the states of these texts, and {self.device} has "
+                f"{room / 2**30:.1f} GiB for them: {room / size:.0%} of the texts are kept, the model passes over the others "
+                "every time"
             )
+            warnings.warn(text, OutriderWarning, stacklevel=2)
 
     def judge(self, corpus: Corpus, run: dict[str, Any]) -> dict[str, Any]:
         """Examine the drafter, write its card, and make it known."""
