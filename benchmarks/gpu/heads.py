@@ -4,7 +4,7 @@
 
 Random EAGLE and Medusa heads for the embedded model, whose file `OUTRIDER_MODEL` may name: times do not depend on what is
 guessed, but rounds of heads that are mostly wrong bring about one token each. `same`: share of the requests and rounds in which
-the replayed guesses are the plain ones (in bf16 both round, in different order). `step_us`: what one more level adds to a graph,
+the replayed guesses are the plain ones (in bf16 both round, in different order), of drafters that wait for the host. `step_us`: what one more level adds to a graph,
 and `kernels_per_step` how many launches. `host_us`: how long `propose` keeps the host; `propose_us`: until the device is done.
 """
 
@@ -30,7 +30,7 @@ from outrider import LLM, SamplingParams
 from outrider.bench.prompts import PROMPTS
 from outrider.drafters._eagle import EaglePupil, EagleTraining
 from outrider.drafters._medusa import MedusaPupil, MedusaTraining
-from outrider.protocols import Teacher
+from outrider.protocols import Drafter, Teacher
 
 MODEL = os.environ.get("OUTRIDER_MODEL", "smollm2-135m-instruct")
 SPECS = {
@@ -173,12 +173,27 @@ def steps(form: Any, context: int = 512) -> dict[str, float]:
     return {"replay_us": long, "step_us": (long - short) / more, "kernels_per_step": (many - few) / more, "kernels": many}
 
 
+def without(llm: LLM, drafter: Any, count: int) -> tuple[float, float]:
+    """Microseconds until guesses are made without the captured form, and of a round."""
+    propose, slow = drafter.propose, Watch(drafter)
+    with plain(drafter):
+        write(llm, count, 0.0)
+        round_ = write(llm, count, 0.0)
+        drafter.propose = slow.clock
+        write(llm, count, 0.0)
+        drafter.propose = propose
+    return median(slow.whole), round_
+
+
 def measure(llm: LLM, spec: str) -> dict[str, Any]:
     """One drafter: agreement, then times with its captured form and without."""
     llm.switch(spec, control="fixed")
     drafter: Any = llm.engine.drafter.drafter
     out: dict[str, Any] = {"spec": spec.split(":")[0], "same": {}, "round_us": {}}
-    for temperature in (0.0, 1.0):
+    waits = type(drafter).follows is Drafter.follows  # the others' plain forms know nothing of captured rounds
+    if not waits:
+        write(llm, 8, 0.0)
+    for temperature in (0.0, 1.0) if waits else ():
         watch = Watch(drafter)
         drafter.propose = watch.compare
         write(llm, 8, temperature)
@@ -194,14 +209,8 @@ def measure(llm: LLM, spec: str) -> dict[str, Any]:
         write(llm, count, 0.0)
         out[f"host_us_{count}"], out[f"propose_us_{count}"] = median(watch.host), median(watch.whole)
         drafter.propose = watch.propose
-        with plain(drafter):
-            write(llm, count, 0.0)
-            told["plain"] = write(llm, count, 0.0)
-            slow = Watch(drafter)
-            slow.propose, drafter.propose = watch.propose, slow.clock
-            write(llm, count, 0.0)
-            out[f"plain_propose_us_{count}"] = median(slow.whole)
-            drafter.propose = watch.propose
+        if waits:
+            out[f"plain_propose_us_{count}"], told["plain"] = without(llm, drafter, count)
         out["round_us"][str(count)] = told
     out["working"] = llm.engine.drafter.reason is None and not captured(drafter).replays.off
     return out

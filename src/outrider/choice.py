@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 
 from . import registry, trained
-from .drafters import CARD_WORTH, WORTH, members, pick
+from .drafters import members, pick
 from .errors import BadInput, OutOfMemory, OutriderError
 from .loading import pick_device
 from .models import weights
@@ -22,7 +22,7 @@ class Choice:
 
     def __init__(self, source: str, notices: list[str], device: str = "cpu") -> None:
         self.source, self.notices = source, notices
-        self.worth = CARD_WORTH if pick_device(device).type == "cuda" else WORTH
+        self.card = pick_device(device).type == "cuda"
         self._picked: Trained | None = None
         self._unusable: list[Trained] = []
 
@@ -70,7 +70,7 @@ class Choice:
         except OutriderError:  # who loads the model says what is wrong with it
             found = []
         while True:
-            name, self._picked, why = pick(registry.names(), [x for x in found if x not in self._unusable], self.worth)
+            name, self._picked, why = pick(registry.names(), [x for x in found if x not in self._unusable], self.card)
             try:
                 made = self._made(name, self._picked)
                 made.memory(torch.float32)

@@ -16,7 +16,7 @@ from outrider import tree
 from outrider.accept.coupled import walk
 from outrider.kernels.rounds import STOPS, Lanes, decide, prepare
 from outrider.models import lanes as book
-from outrider.models.rounds import KEEP, Fields, Shape
+from outrider.models.fields import KEEP, Fields, Shape
 from outrider.types import Batch, Finish, Proposal
 from tests.kernels.places import DEVICE
 

@@ -22,7 +22,7 @@ from outrider.drafters.draft_model import DraftModel
 from outrider.engine import Engine
 from outrider.guard import Guard
 from outrider.loading import start_for
-from outrider.models import hf, rounds, rows
+from outrider.models import fields, hf, rounds, rows
 from outrider.models.quantize import quantize
 from outrider.protocols import Drafter, Needs
 from outrider.sampling import TextSampler
@@ -253,10 +253,10 @@ class TestWhatIsKept:
     def test_the_next_roomier_shape_plays_for_one_seldom_wanted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         machine = World(decoder("llama", True)).target.machine
         monkeypatch.setattr(rounds, "Round", lambda shape, owner: shape)
-        room, small = rounds.Shape(8, 8, 0, False, 1024), rounds.Shape(4, 4, 0, False, 1024)
-        tree, longer = rounds.Shape(4, 8, 16, False, 1024), rounds.Shape(4, 4, 0, False, 2048)
+        room, small = fields.Shape(8, 8, 0, False, 1024), fields.Shape(4, 4, 0, False, 1024)
+        tree, longer = fields.Shape(4, 8, 16, False, 1024), fields.Shape(4, 4, 0, False, 2048)
         assert machine.round(room) == room
-        assert machine.round(rounds.Shape(2, 2, 0, False, 1024)) == (2, 2, 0, False, 1024, False, ())
+        assert machine.round(fields.Shape(2, 2, 0, False, 1024)) == (2, 2, 0, False, 1024, False, ())
         assert [machine.round(shape) for shape in (tree, longer)] == [tree, longer]
         assert [machine.round(small) for _ in range(rounds.PATIENCE)] == [longer] * rounds.PATIENCE
         assert machine.round(small) == small

@@ -15,21 +15,23 @@ BOTH = "hybrid"
 """Asks the first of them that is there, and a trained drafter where that one knows nothing better."""
 WORTH = 1.2
 """Tokens per round on held-out prompts below which a trained drafter cannot pay for its own passes."""
-CARD_WORTH = 2.6
-"""The same on a GPU, where its rounds took 2.4 plain ones of a small model (an H200, 135 million weights). A large model may win
-with less; then name the drafter."""
+CARD_WORTH = 1.6
+"""The same on a GPU, where its rounds take up to 1.5 plain ones of a small model (an H200, 135 million weights). A large model
+may win with less; then name the drafter."""
 
 
-def pick(known: Collection[str], trained: Sequence[Trained] = (), worth: float = WORTH) -> tuple[str, Trained | None, str]:
+def pick(known: Collection[str], trained: Sequence[Trained] = (), card: bool = False) -> tuple[str, Trained | None, str]:
     """The best of the drafters that are there, what was trained of it, and the reason in words. `trained`: those that fit the
-    target, the best first, of which one must reach `worth` tokens per round. Whether it pays on the traffic is the controller's
-    business: it looks ahead only as far as that is worth the time."""
+    target, the best first, of which one must reach so many tokens per round. On a `card` it guesses alone: its rounds are
+    launched before the last one is read, which lookups in the text must wait for. Whether it pays on the traffic is the
+    controller's business: it looks ahead only as far as that is worth the time."""
+    worth = CARD_WORTH if card else WORTH
     able = [t for t in trained if t.method in known]
     name, why = next((name, why) for name, why in AUTO if name in known)
     for found in able:
         if found.tau >= worth:
             reason = f"was trained for this model: {found.tau:.2f} tokens per round on held-out prompts"
-            if BOTH not in known:
+            if BOTH not in known or card:
                 return found.method, found, f"it {reason}"
             return BOTH, found, f"{name} where the text repeats itself, else {found.method}, which {reason}"
     if able:

@@ -14,11 +14,12 @@ import torch
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
 from .answer import mark
+from .fields import Shape
 from .lanes import LaneBook, filters
 from .native import Native
 from .passes import Passes
 from .replay import Stage
-from .rounds import Machine, Play, Shape, shape_of
+from .rounds import Machine, Play, shape_of
 from .target import ModelTarget
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 from ..errors import OutriderWarning
 from ..types import PassRows, Proposal, Verdict
 from .answer import Answer, Mark
+from .fields import KEEP, Fields, Shape
 from .lanes import staged
 from .rows import Rows, tiles_of
 
@@ -46,26 +47,6 @@ ALIGNED = 4
 """Numbers of four bytes that kernels like to read at once."""
 ADMITTED = 64
 """Places of guesses that a round remembers."""
-KEEP = -1
-"""In place of a number that only the device knows yet."""
-
-
-class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` N, whether guesses branch, a bound on sequence lengths, whether any request filters, what
-    is shown of the target's states (see `protocols.Needs`)."""
-
-    requests: int
-    rows: int
-    columns: int
-    tree: bool
-    longest: int
-    filters: bool = False
-    features: tuple[str, ...] = ()
-
-    def within(self, other: Shape) -> bool:
-        """Whether `other` can do the same, of the same kind and at most twice as large."""
-        sizes = zip(self[:2], other[:2], strict=True)
-        return self[2:4] + self[5:] == other[2:4] + other[5:] and self[4] <= other[4] and all(a <= b <= 2 * a for a, b in sizes)
 
 
 def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: tuple[str, ...] = ()) -> Shape | None:
@@ -98,51 +79,6 @@ def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
 def bucket(count: int, steps: Sequence[int]) -> int | None:
     at = bisect_left(steps, count)
     return steps[at] if at < len(steps) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """One int32 buffer seen as its parts; the same on host (numpy) and device (torch). `first [B + 1]` is the first row of every
-    request; `last`, `previous`, `length`, `room` are the host's word on a lane, or KEEP. From `sizes` on it holds guesses;
-    `source` is never told by the host."""
-
-    lane: Any
-    first: Any
-    last: Any
-    previous: Any
-    length: Any
-    room: Any
-    tiles: Any
-    sizes: Any
-    tokens: Any
-    parents: Any
-    source: Any
-
-    @classmethod
-    def of(cls, flat: Any, shape: Shape, tiles: int) -> Fields:
-        b, n = shape.requests, shape.columns
-        counts = (b, b + 1, b, b, b, b, 3 * tiles, b, b * n, b * n, b * n)
-        parts, start = [], 0
-        for count in counts:
-            parts.append(flat[start : start + count])
-            start += count
-        parts[6] = parts[6].reshape(tiles, 3)
-        parts[8:] = [part.reshape(b, n) for part in parts[8:]]
-        return cls(*parts)
-
-    @staticmethod
-    def size(shape: Shape, tiles: int) -> int:
-        return Fields.told(shape, tiles) + shape.requests * shape.columns
-
-    @staticmethod
-    def told(shape: Shape, tiles: int) -> int:
-        """How much of it the host tells."""
-        return Fields.guesses(shape, tiles) + shape.requests * (1 + 2 * shape.columns)
-
-    @staticmethod
-    def guesses(shape: Shape, tiles: int) -> int:
-        """Where guesses begin."""
-        return 6 * shape.requests + 1 + 3 * tiles
 
 
 @dataclass(frozen=True, slots=True)
