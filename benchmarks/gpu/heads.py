@@ -4,8 +4,9 @@
 
 Random EAGLE and Medusa heads for the embedded model, whose file `OUTRIDER_MODEL` may name: times do not depend on what is
 guessed, but rounds of heads that are mostly wrong bring about one token each. `same`: share of the requests and rounds in which
-the replayed guesses are the plain ones (in bf16 both round, in different order), of drafters that wait for the host. `step_us`: what one more level adds to a graph,
-and `kernels_per_step` how many launches. `host_us`: how long `propose` keeps the host; `propose_us`: until the device is done.
+the replayed guesses are the plain ones (in bf16 both round, in different order), of drafters that wait for the host.
+`step_us`: what one more level adds to a graph, and `kernels_per_step` how many launches. `host_us`: how long `propose` keeps
+the host; `propose_us`: until the device is done.
 """
 
 from __future__ import annotations

@@ -229,8 +229,7 @@ class Drafter(Protocol):
     needs: Needs = Needs()
 
     def follows(self, requests: Sequence[Request]) -> bool:
-        """Whether `propose` and `observe` need nothing of these requests that the host learns by reading a round
-        (`request.tokens`): then the next round is launched before this one is read."""
+        """Whether it needs nothing of these requests that the host learns by reading a round: then rounds are launched ahead."""
         return False
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:

@@ -73,6 +73,7 @@ class RoundRows:
 _GUESSES = ["LANE", "FIRST", "SIZES", "TOKENS", "PARENTS"]
 _NUMBERS = ["LAST", "PREV", "LENGTH", "ROOM"]
 _ADMITTED = ["gTOKENS", "gPARENTS", "gSOURCE", "gSIZES", "FIRST", "SIZES", "TOKENS", "PARENTS", "SOURCE"]
+_STEPS = ["sT", "sP", "sS", "tT", "tP", "tS"]
 _ROWS = ["TOKEN", "POS", "ATTEND", "WRITE", "ROWLANE", "DEPTH"]
 """Slices of buffers: where they start differs by shape, which must not ask for another kernel."""
 
@@ -171,21 +172,21 @@ def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: 
     return RoundRows(double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path)
 
 
-@triton.jit(do_not_specialize=["sT", "sP", "sS", "n", "N", "vocab"], do_not_specialize_on_alignment=_ADMITTED)
+@triton.jit(do_not_specialize=[*_STEPS, "n", "N", "vocab"], do_not_specialize_on_alignment=_ADMITTED)
 def _admit(
-    gTOKENS, gPARENTS, gSOURCE, gSIZES, FIRST, SIZES, TOKENS, PARENTS, SOURCE, sT, sP, sS, n, N, vocab,
+    gTOKENS, gPARENTS, gSOURCE, gSIZES, FIRST, SIZES, TOKENS, PARENTS, SOURCE, sT, sP, sS, tT, tP, tS, n, N, vocab,
     NP: tl.constexpr, LINEAR: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     most = tl.minimum(tl.load(FIRST + b + 1) - tl.load(FIRST + b) - 1, n)
     c = tl.arange(0, NP)
     have = c < tl.minimum(n, N)
-    token = tl.load(gTOKENS + b * sT + c, mask=have, other=0)
+    token = tl.load(gTOKENS + b * sT + c * tT, mask=have, other=0)
     above = c - 1
     if not LINEAR:
-        above = tl.load(gPARENTS + b * sP + c, mask=have, other=-1).to(tl.int32)
+        above = tl.load(gPARENTS + b * sP + c * tP, mask=have, other=-1).to(tl.int32)
         above = tl.minimum(tl.maximum(above, -1), c - 1)
-    source = tl.maximum(tl.load(gSOURCE + b * sS + c, mask=have, other=0), -1)
+    source = tl.maximum(tl.load(gSOURCE + b * sS + c * tS, mask=have, other=0), -1)
     at = b * N + c
     tl.store(TOKENS + at, tl.minimum(tl.maximum(token, 0), vocab - 1).to(tl.int32), mask=have)
     tl.store(PARENTS + at, above, mask=have)
@@ -199,7 +200,7 @@ def admit(proposal: Proposal, given: Any, vocab: int) -> None:
     tokens, parents, source, columns = proposal.tokens, proposal.parents, proposal.source, given.tokens.shape[1]
     _admit[(len(proposal.widths),)](
         tokens, parents, source, proposal.sizes, given.first, given.sizes, given.tokens, given.parents, given.source,
-        tokens.stride(0), parents.stride(0), source.stride(0), tokens.shape[1], columns, vocab,
+        *(table.stride(i) for i in (0, 1) for table in (tokens, parents, source)), tokens.shape[1], columns, vocab,
         NP=triton.next_power_of_2(max(columns, 1)), LINEAR=proposal.linear, num_warps=1,
     )  # fmt: skip
 

@@ -174,7 +174,7 @@ class Round:
             admit(proposal, self.fields, self.machine.decoder.vocab_size)
 
         tensors = (proposal.tokens, proposal.parents, proposal.source, proposal.sizes)
-        key = (tuple((t.data_ptr(), t.stride(0)) for t in tensors), proposal.columns, len(proposal.widths), proposal.linear)
+        key = (tuple((t.data_ptr(), t.stride()) for t in tensors), proposal.columns, len(proposal.widths), proposal.linear)
         replay = self._admits.get(key)
         if replay is not None:
             replay.replay()
