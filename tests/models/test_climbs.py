@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import pytest
@@ -86,7 +87,8 @@ class Twice:
     def pairs(self) -> list[tuple[Guess, Guess]]:
         one, two = self.plain.made, self.captured.made
         assert one.keys() == two.keys()
-        return [(p, c) for prompt in one for p, c in zip(one[prompt], two[prompt], strict=False) if p.depth == c.depth]
+        rounds = [zip(one[prompt], two[prompt], strict=False) for prompt in one]
+        return [pair for some in rounds for pair in takewhile(lambda pair: pair[0].depth == pair[1].depth, some)]
 
     def same(self) -> None:
         """All of them agree, and there were some; in most rounds the captured form had not waited for the one before."""
