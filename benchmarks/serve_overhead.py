@@ -9,7 +9,7 @@ model's tokenizer. Rounds that warm up (graphs, kernels) are left out, and every
 
 `overhead` is the median of the pairs' ratios of seconds, less 1, from the first request to the last answer's end, connections and
 HTTP included; `writing` is the same for the rounds in which all streams write, beginning and end left out. `edge_us` is the
-processor time of the event loop's thread per event, requests and connections included, `engine_us` that of the engine's per round.
+processor time of the event loop's thread per event, requests and connections included, `engine_us` of the engine's per round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Many streams at once from one process that costs next to nothing: plain sockets, no HTTP library, no model.
 
 Reads one JSON object a line from standard input, `{"host", "port", "streams", "tokens"}`, opens so many streams at
-`/v1/completions`, and answers with a line, `{"seconds", "first", "events"}`: from the first byte sent to the last stream's end, to
-the slowest stream's first event, and how many events came. `serve_overhead.py` runs it.
+`/v1/completions`, and answers with a line, `{"seconds", "first", "events"}`: from the first byte sent to the last stream's end,
+to the slowest stream's first event, and how many events came. `serve_overhead.py` runs it.
 """
 
 from __future__ import annotations
