@@ -55,7 +55,7 @@ LOADED = $(BIN)/python benchmarks/load_test.py --url http://127.0.0.1:$(PORT) --
 load: setup
 	@$(BIN)/outrider serve --model $(MODEL) --port $(PORT) --max-running 64 --max-queue 100 2>serve.log & server=$$!; $(SERVER); \
 	  $(LOADED) --clients 200 --seconds $(LOAD_SECONDS) --check --flat $(FLAT) --output $(RESULTS)/serve_load.json && \
-	  $(LOADED) --clients 500 --requests 1000 --leave 0.5 --output $(RESULTS)/serve_storm.json
+	  $(LOADED) --clients 500 --requests 1000 --seconds 3600 --leave 0.5 --output $(RESULTS)/serve_storm.json
 
 long: setup
 	$(BIN)/python -m pytest -m slow

@@ -28,6 +28,8 @@ from typing import Any
 import httpx
 
 SUBJECTS = ("a river", "the moon", "bread", "a lighthouse", "winter", "a clock", "an old map", "the sea", "a garden", "rain")
+LEAVE = 8
+"""Clients that hang up do so before so many pieces: most answers have more."""
 VERBS = ("Describe", "Explain", "Write two sentences about", "List three facts about", "Tell a child about")
 
 
@@ -107,7 +109,7 @@ async def work(client: httpx.AsyncClient, plan: Plan, found: Found, numbers: Any
     for n in numbers:
         if time.monotonic() > deadline:
             return
-        leave = rng.randrange(1, 20) if rng.random() < plan.leave else None
+        leave = rng.randrange(1, LEAVE) if rng.random() < plan.leave else None
         try:
             text = await ask(client, plan.body(n), found, leave)
         except (RuntimeError, httpx.HTTPError) as error:

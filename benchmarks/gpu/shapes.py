@@ -51,6 +51,19 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "tiny": (
+        LlamaConfig,
+        LlamaForCausalLM,
+        {
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "vocab_size": 49152,
+            "tie_word_embeddings": True,
+        },
+    ),
     "SmolLM2-135M": (
         LlamaConfig,
         LlamaForCausalLM,
@@ -67,7 +80,7 @@ SHAPES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
-def model(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+def model(name: str, dtype: torch.dtype = torch.bfloat16, device: str = "cuda") -> Any:
     """A model of that shape with random weights, on the card."""
     config_class, model_class, options = SHAPES[name]
     config = config_class(**options, max_position_embeddings=16384)
@@ -75,7 +88,7 @@ def model(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device("cuda"):
+        with torch.device(device):
             made = model_class(config)
     finally:
         torch.set_default_dtype(before)

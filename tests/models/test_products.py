@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor
@@ -70,3 +74,29 @@ def test_rows_that_differ_at_the_end_of_a_wide_pass_are_found(monkeypatch: pytes
     made, (_, weight) = Products(invariant=True), some()
     [trust] = made.check([(weight, None, torch.float32)]).values()
     assert trust.rows == {rows for rows in products.TRIED if rows <= 500}
+
+
+GROWTH = """
+import torch
+from outrider.models.products import PackedLinear, few_plans
+few_plans()
+resident = lambda: int(open("/proc/self/statm").read().split()[1]) * 4 // 1024
+modules = [PackedLinear(torch.nn.Linear(576, width)) for width in (192, 576, 1536)]
+x = torch.randn(400, 576)
+before = resident()
+for rows in range(1, 401):
+    for module in modules:
+        module(x[:rows])
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="tells how much memory a process has on Linux only")
+def test_products_of_many_sizes_do_not_fill_memory() -> None:
+    """In a process of its own: the bound is read once."""
+    grown = {}
+    for most in ("1024", None):
+        set_ = {} if most is None else dict.fromkeys(products._BOUNDS, most)
+        done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, env={**os.environ, **set_})
+        grown[most] = int(done.stdout)
+    assert grown[None] < 0.6 * grown["1024"], grown

@@ -24,7 +24,7 @@ from ..types import Batch, PassOutput, Proposal, Request
 from .attention import NAME, Pass, attend
 from .layout import Layout
 from .parts import Cut, Layers, parts_of, signature
-from .products import pack
+from .products import few_plans, pack
 from .rows import Rows, anchors, rows_of
 
 AttentionInterface.register(NAME, attend)
@@ -40,6 +40,7 @@ class Decoder:
 
     def __init__(self, model: PreTrainedModel, name: str = "model", check: bool = True) -> None:
         refuse(model, name)
+        few_plans()
         self.model, self.name, self.config = model.eval(), name, model.config.get_text_config()
         self.base: Any = model.base_model
         self.field, self.blocks = _blocks(self.base, self.config.num_hidden_layers, name)

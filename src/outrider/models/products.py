@@ -4,11 +4,13 @@ On CPU weights are packed once for oneDNN. For the few rows of a decoding pass t
 `torch.nn.Linear` (whose fp32 products run at half the memory bandwidth for one row and slower still for two or three), costs the
 same for 1 to 16 rows, and, unlike it, gives a row the same bits whatever rows stand beside it. Where the library splits the inner
 dimension for a single row (seen for K = 1,536), that row is computed twice in a pair, which it does not split; a check at load
-finds out.
+finds out. oneDNN keeps a plan, workspace included, for every product of other sizes that it has met, and so does torch: 1,024
+each by default, a gigabyte where many requests share a pass, since every number of rows is a size. `few_plans` bounds both.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,15 @@ from torch import Tensor, nn
 from .quantize import Quantized
 
 Weight = Tensor | Quantized
+PLANS = 160
+"""Plans that are kept: those of all sizes that one request brings about. Making one anew takes less than a millisecond."""
+_BOUNDS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+
+def few_plans() -> None:
+    """Bound the plans that are kept, unless the environment says how many. Read by the libraries once, at the first product."""
+    for name in _BOUNDS:
+        os.environ.setdefault(name, str(PLANS))
 
 
 def _product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:

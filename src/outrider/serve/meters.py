@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter as Counted
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..types import NONE, StepEvent
+from ..types import NONE, Committed, StepEvent
 from ..watch.gain import Gain
 from ..watch.labels import Labels
 from .worker import Worker
@@ -48,22 +49,26 @@ class Meters:
         self._draft_seconds.inc(event.draft_seconds)
         self._verify_seconds.inc(event.verify_seconds)
         self._prompt.inc(event.prefill)
-        for item in event.committed:
-            if item.late:
-                continue
-            self._generated.inc(len(item.tokens))
-            if item.drafted:
-                self._drafts.inc()
-                self._drafted.inc(item.drafted)
-                self._accepted.inc(item.accepted)
-                for depth, origin in enumerate(item.origins):
-                    if origin != NONE:
-                        self._by_depth.labels(str(depth)).inc()
+        items = [item for item in event.committed if not item.late]
+        self._generated.inc(sum(len(item.tokens) for item in items))
+        self._count([item for item in items if item.drafted])
+        for item in items:
             stats = item.request.stats
-            if item.tokens and stats.rounds == 1:
+            if stats.rounds == 1 and item.tokens:
                 self._first.observe(stats.first_token_seconds)
             if item.finish:
                 self._finished.labels(item.finish.name.lower()).inc()
+
+    def _count(self, guessed: Sequence[Committed]) -> None:
+        """Guesses of a round: counted together, since every count takes a lock."""
+        if not guessed:
+            return
+        self._drafts.inc(len(guessed))
+        self._drafted.inc(sum(item.drafted for item in guessed))
+        self._accepted.inc(sum(item.accepted for item in guessed))
+        kept = Counted(d for item in guessed for d, origin in enumerate(item.origins) if origin != NONE)
+        for depth, count in kept.items():
+            self._by_depth.labels(str(depth)).inc(count)
 
     def render(self) -> bytes:
         """Prometheus' text format."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -20,6 +21,13 @@ from .schema import ChatRequest, CompletionRequest, Sampling
 from .worker import Job
 
 Json = dict[str, Any]
+MARK = "\0"
+"""Stands for the text of an event whose rest is known."""
+
+
+def framed(event: Json) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(event, separators=(',', ':'))}\n\n"
 
 
 class Context:
@@ -47,6 +55,7 @@ class Choice:
         self.marks: list[Json] = []
         self.rounds = self.length = 0
         self.opened = False
+        self.frame: tuple[str, str] | None = None
         self.finish: str | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -87,6 +96,7 @@ class Reply:
     answer that is not streamed."""
 
     prefix, noun, stream_noun = "", "", ""
+    silent = False
 
     def __init__(self, context: Context, body: Sampling, job: Job, seed: int) -> None:
         self.context, self.body, self.job, self.seed = context, body, job, seed
@@ -105,6 +115,28 @@ class Reply:
 
     def events(self, choice: int, chunk: Chunk) -> list[Json]:
         """The stream's objects for a share of a round that was `add`ed."""
+        raise NotImplementedError
+
+    def piece(self, choice: int, chunk: Chunk) -> bytes | None:
+        """The stream's bytes for a share of a round, not `add`ed yet, that brings text and nothing else; none if it brings no
+        text. None where it is another, the choice's first, or one of several choices, which share a write: `events` is for those,
+        and says the same."""
+        known, body = self.choices[choice], self.body
+        if not known.rounds or known.parser is not None or chunk.logprobs is not None or chunk.result is not None:
+            return None
+        if body.return_token_ids or body.outrider or self.silent or len(self.choices) > 1:
+            return None
+        if not chunk.text:
+            return b""
+        if known.frame is None:
+            event = self._envelope(self.stream_noun) | {"choices": [{"index": choice, **self._bare(MARK)}]}
+            head, _, tail = framed(event).rpartition(json.dumps(MARK))
+            known.frame = head, tail
+        head, tail = known.frame
+        return f"{head}{json.dumps(chunk.text)}{tail}".encode()
+
+    def _bare(self, text: str) -> Json:
+        """A choice in the stream that has text and nothing else."""
         raise NotImplementedError
 
     def ending(self) -> Json | None:
@@ -184,7 +216,7 @@ class ChatReply(Reply):
         extras = self._extras(choice, chunk)
         text = "".join(part for part in known.news if isinstance(part, str))
         if text or chunk.logprobs or any(extras.values()):
-            content = {"delta": {"content": text}, "logprobs": self._logprobs(chunk.logprobs), "finish_reason": None}
+            content = self._bare(text) | {"logprobs": self._logprobs(chunk.logprobs)}
             made.append(self._event(choice, content | extras))
         before = len(known.calls) - sum(isinstance(part, Call) for part in known.news)
         for index, call in enumerate(known.calls[before:], before):
@@ -193,6 +225,9 @@ class ChatReply(Reply):
         if chunk.result is not None:
             made.append(self._event(choice, {"delta": {}, "logprobs": None, "finish_reason": known.finish}))
         return made
+
+    def _bare(self, text: str) -> Json:
+        return {"delta": {"content": text}, "logprobs": None, "finish_reason": None}
 
     def _choice(self, index: int) -> Json:
         known = self.choices[index]
@@ -237,7 +272,10 @@ class CompletionReply(Reply):
         known.length += sum(map(len, logprobs["tokens"])) if logprobs else 0
         if not (text or chunk.logprobs or chunk.result or any(extras.values())):
             return []
-        return [self._event(choice, {"text": text, "logprobs": logprobs, "finish_reason": known.finish} | extras)]
+        return [self._event(choice, self._bare(text) | {"logprobs": logprobs, "finish_reason": known.finish} | extras)]
+
+    def _bare(self, text: str) -> Json:
+        return {"text": text, "logprobs": None, "finish_reason": None}
 
     def _choice(self, index: int) -> Json:
         known = self.choices[index]

@@ -20,6 +20,7 @@ from ..llm import LLM
 from ..protocols import Isolating
 from ..watch.labels import Labels
 from .app import House, make_app
+from .line import NAME, Line
 from .meters import Meters
 from .settings import Settings
 from .worker import Worker, measure_plain
@@ -43,6 +44,7 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state = {**self.app_state, NAME: Line(self)}
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -51,6 +53,7 @@ class Patient(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self.app_state = {}
         super().connection_lost(exc)
         self._read()
 

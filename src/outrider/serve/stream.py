@@ -1,4 +1,8 @@
-"""Sends what the engine writes: as server-sent events, or whole. A client that leaves ends its job within a round."""
+"""Sends what the engine writes: as server-sent events, or whole. A client that leaves ends its job within a round.
+
+Nearly all news are a piece of text for a client that waits for it. Those take a short way: from the event loop's callback to the
+socket, with no task woken up and nothing built but the text. All others go through the job's queue.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from . import figures
 from .faults import Fault
+from .line import NAME, Line
 from .replies import Reply
-from .worker import Job, Worker
+from .worker import Event, Job, Worker
 
 LEFT = 499
 """The status logged for a client that did not wait."""
@@ -27,10 +32,13 @@ class Answer(Response):
         super().__init__()
         self._worker, self._job, self._reply, self._stream = worker, job, reply, stream
         self._held: Fault | None = None
+        self._line: Line | None = None
+        self._waiting = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         noted = scope.setdefault("state", {}).setdefault("noted", {})
         watcher = asyncio.create_task(_watch(receive, self._job))
+        self._line, self._job.tap = scope["state"].get(NAME), self._take
         try:
             await (self._send_events(scope, receive, send) if self._stream else self._send_whole(scope, receive, send))
         except Fault as fault:
@@ -41,13 +49,16 @@ class Answer(Response):
                 noted["status"] = LEFT
         finally:
             watcher.cancel()
+            self._job.tap = None
             self._worker.cancel(self._job)
             noted.update(figures.noted(self._job.requests))
 
     async def _next(self) -> list[dict[str, Any]]:
         """What the news that came in gives the stream: one piece, or all that wait if the reader lags. Raises `Fault`."""
         queue, events = self._job.news, list[dict[str, Any]]()
-        news = await queue.get() if self._held is None else self._held
+        self._waiting = self._held is None
+        news = self._held or await queue.get()
+        self._waiting = False
         while not isinstance(news, Fault):
             choice, chunk = news
             try:
@@ -63,6 +74,17 @@ class Answer(Response):
             raise news
         self._held = news
         return events
+
+    def _take(self, news: Event) -> bool:
+        """Deal with news on the spot, which ends no choice; False, and nothing done, where that cannot be."""
+        if not self._waiting or isinstance(news, Fault) or news[1].result is not None or not self._job.news.empty():
+            return False
+        if self._stream:
+            piece = self._reply.piece(*news)
+            if piece is None or (piece and (self._line is None or not self._line.push(piece))):
+                return False
+        self._reply.add(*news)
+        return True
 
     async def _send_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         while not self._ended:

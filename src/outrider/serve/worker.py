@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -33,11 +33,12 @@ Event = tuple[int, Chunk] | Fault
 @dataclass(eq=False, slots=True)
 class Job:
     """What one HTTP request asks of the engine: `requests`, one per choice in the order of the answer, and where news of them
-    goes. `open` counts choices that have not ended."""
+    goes: to `tap`, if there is one and it takes them, else into the queue. `open` counts choices that have not ended."""
 
     requests: tuple[Request, ...]
     loop: asyncio.AbstractEventLoop
     news: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    tap: Callable[[Event], bool] | None = None
     open: int = 0
     started: float = field(default_factory=time.perf_counter)
 
@@ -241,7 +242,13 @@ class Worker:
 
 def _deliver(news: list[tuple[Job, Event]]) -> None:
     for job, event in news:
-        job.news.put_nowait(event)
+        try:
+            taken = job.tap is not None and job.tap(event)
+        except Exception as error:  # the others' news must go out all the same
+            log.error("an answer failed", exc_info=error)
+            taken, event = False, faults.of(error)
+        if not taken:
+            job.news.put_nowait(event)
 
 
 def measure_plain(llm: LLM, tokens: int = 12, runs: int = 3) -> float:
