@@ -71,7 +71,7 @@ class LLM:
         self._choice = Choice(model, self.notices, device)
         self.accept = PerRequest(accept)
         controllers.check(control)
-        self.control = control
+        self.control, self._shelf = control, controllers.Shelf()
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
         parts, drafter = self._assemble(setup, draft, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
@@ -136,7 +136,7 @@ class LLM:
 
     def _controller(self, drafter: Drafter) -> Controller:
         """One that knows what passes cost already, where it is cheap to find out."""
-        made = controllers.make(self.control, drafter)
+        made = controllers.make(self.control, drafter, self._shelf)
         if self._target.device.type == "cuda":
             controllers.calibrate(self._target, made)
         return made
@@ -147,7 +147,7 @@ class LLM:
 
     def switch(self, draft: str, accept: str = "coupled", control: str | None = None) -> None:
         """Another drafter and rule on the model that is loaded, for requests to come; `control` None: the same kind of
-        controller, which starts anew. Raises `BadInput` while any is running, or where the drafter's, the rule's or the
+        controller, which begins with what was learned of this drafter before. Raises `BadInput` while any is running, or where the drafter's, the rule's or the
         controller's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")

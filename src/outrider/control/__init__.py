@@ -8,8 +8,9 @@ from .adaptive import Adaptive
 from .calibrate import calibrate
 from .fixed import Fixed
 from .goodput import Goodput
+from .shelf import Shelf
 
-__all__ = ["CONTROLLERS", "DEFAULT", "Adaptive", "Fixed", "Goodput", "calibrate", "check", "make"]
+__all__ = ["CONTROLLERS", "DEFAULT", "Adaptive", "Fixed", "Goodput", "Shelf", "calibrate", "check", "make"]
 
 CONTROLLERS: dict[str, type[Fixed] | type[Adaptive] | type[Goodput]] = {
     "fixed": Fixed,
@@ -25,7 +26,11 @@ def check(name: str) -> None:
         raise BadInput(f"unknown controller {name!r}; use {', '.join(CONTROLLERS)}")
 
 
-def make(name: str, drafter: Drafter) -> Controller:
-    """The controller called `name` for `drafter`; a drafter that never guesses has nothing to control. Raises `BadInput`."""
+def make(name: str, drafter: Drafter, shelf: Shelf | None = None) -> Controller:
+    """The controller called `name` for `drafter`; a drafter that never guesses has nothing to control. `goodput` goes on with
+    what is on the `shelf`. Raises `BadInput`."""
     check(name)
-    return CONTROLLERS[name](drafter) if drafter.depth > 0 else Fixed(drafter)
+    if drafter.depth < 1:
+        return Fixed(drafter)
+    made = CONTROLLERS[name]
+    return Goodput(drafter, known=shelf.of(drafter)) if made is Goodput and shelf is not None else made(drafter)

@@ -12,6 +12,7 @@ from ..types import Batch, Budget, StepEvent
 from .book import Book, State
 from .limits import Shape, bounds
 from .plain import Plain
+from .shelf import Known
 from .story import Story
 
 FAIR = 0.3
@@ -30,7 +31,7 @@ class Adaptive(Plain):
 
     def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
         self._shape = Shape(drafter)
-        self._book = Book(drafter.depth)
+        self._book = Book(Known(drafter.depth))
         self._story = Story(self.name, clock)
 
     def budget(self, batch: Batch) -> Budget:

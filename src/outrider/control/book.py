@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Batch, Committed, Finish, Request, StepEvent
+from .costs import bucket
 from .rates import OWN, Rates, Track
+from .shelf import Known
 from .turns import Turns
 
 _TIDY = 256
@@ -35,13 +37,14 @@ class State:
 class Asked:
     """A round's budget, as it was asked for: `depths` by request; `probes`: indices of requests that are only tried; `steady`:
     all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
-    launched before the round before it was read."""
+    launched before the round before it was read; `early`: before that was told, at least."""
 
     ids: tuple[int, ...]
     depths: tuple[int, ...]
     probes: frozenset[int] = frozenset()
     steady: bool = True
     ahead: bool = False
+    early: bool = False
 
     @property
     def deepest(self) -> int:
@@ -52,16 +55,19 @@ class Asked:
         """How many requests were drafted for."""
         return sum(d > 0 for d in self.depths)
 
+    def like(self, other: Asked | None) -> bool:
+        """Whether another round was asked for the same, as far as time is concerned."""
+        if other is None:
+            return False
+        return self.deepest == other.deepest and bucket(self.drafted) == bucket(other.drafted)
+
 
 @dataclass(slots=True)
 class Book:
-    """Records by request. Budgets and events are matched by who took part, in order, so that rounds may be in flight.
-    `turned`: a text has turned since somebody last looked."""
+    """Records by request, on top of what is known already. Budgets and events are matched by who took part, in order, so that
+    rounds may be in flight. `turned`: a text has turned since somebody last looked."""
 
-    positions: int
-    accept: Rates = field(init=False)
-    offer: Rates = field(init=False)
-    reach: Rates = field(init=False)
+    known: Known
     round: int = 0
     turned: bool = False
     levels: float = 0.0
@@ -69,8 +75,17 @@ class Book:
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
 
-    def __post_init__(self) -> None:
-        self.accept, self.offer, self.reach = (Rates(self.positions, prior) for prior in (0.6, 0.9, 0.9))
+    @property
+    def accept(self) -> Rates:
+        return self.known.accept
+
+    @property
+    def offer(self) -> Rates:
+        return self.known.offer
+
+    @property
+    def reach(self) -> Rates:
+        return self.known.reach
 
     def state(self, request: Request) -> State:
         found = self.states.get(request.id)
@@ -86,7 +101,8 @@ class Book:
                 state = self.state(request)
                 steady = steady and state.drafted == self.round - 1
                 state.drafted = self.round
-        self.open.append(Asked(tuple(r.id for r in batch.requests), tuple(depths), probes, steady, ahead))
+        ids, early = tuple(r.id for r in batch.requests), len(self.open) > 0
+        self.open.append(Asked(ids, tuple(depths), probes, steady, ahead, early))
         self.round += 1
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}

@@ -167,7 +167,7 @@ class Costs:
         self._verify: dict[int, Curve] = {}
         self._draft: dict[int, Curve] = {}
         self._other: dict[int, deque[float]] = {}
-        self._wait: dict[int, deque[float]] = {}
+        self._wait: dict[int, Curve] = {}
         self.ahead = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
@@ -183,9 +183,9 @@ class Costs:
             self.ahead = True
         self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
 
-    def add_wait(self, batch: int, seconds: float) -> None:
-        """What a round with guesses took outside drafting and verifying, beyond a plain one."""
-        self._wait.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
+    def add_wait(self, batch: int, depth: int, seconds: float) -> None:
+        """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one."""
+        self._wait.setdefault(bucket(batch), Curve()).add(depth, seconds)
 
     def verify(self, batch: int, rows: Floats) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
@@ -209,17 +209,32 @@ class Costs:
             return 0.0
         return robust(self._other[min(self._other, key=lambda k: abs(k - bucket(batch)))])
 
-    def wait(self, batch: int) -> float:
-        """Seconds that any guesses add beside drafting and verifying; of larger batches than any seen, more in proportion."""
+    def waits(self, batch: int, depths: Floats) -> Floats:
+        """Seconds that guesses to such depths add beside drafting and verifying; of larger batches than any seen, more in
+        proportion."""
         if not self._wait:
-            return 0.0
+            return np.zeros_like(depths)
         size = bucket(batch)
         nearest = min(self._wait, key=lambda k: abs(k - size))
-        return robust(self._wait[nearest]) * 2.0 ** max(0, size - nearest)
+        return np.maximum(0.0, self._wait[nearest].read(depths)) * 2.0 ** max(0, size - nearest) * (depths > 0)
+
+    def wait(self, batch: int, depth: int) -> float:
+        """The same for one depth."""
+        return float(self.waits(batch, np.array([float(depth)]))[0])
 
     def guessing(self, batch: int, drafted: int, depth: int) -> float:
         """Seconds that guesses to this depth for `drafted` of `batch` requests add beside their rows."""
-        return self.draft(drafted, depth) + self.wait(batch) if drafted else 0.0
+        return self.draft(drafted, depth) + self.wait(batch, depth) if drafted else 0.0
+
+    @property
+    def measured(self) -> bool:
+        """Whether it is known what verifying takes, at least for some size."""
+        return bool(self._verify)
+
+    @property
+    def tried(self) -> bool:
+        """Whether it is known what drafting takes, at least for some depth."""
+        return bool(self._draft)
 
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:

@@ -9,20 +9,23 @@ a trial that pays for itself may be repeated at once, which is how a request com
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from ..protocols import Drafter
 from ..types import Batch, Budget, Proposal, StepEvent
 from .book import Asked, Book
-from .costs import Costs, bucket
+from .costs import bucket
 from .cut import shorten
+from .judge import Judge
 from .limits import Shape, bounds
 from .plan import Load, Plan, Planner
 from .probes import GAP, Allowance
 from .rates import pull
+from .shelf import Known
+from .stalls import SPIKE
 from .story import Story
 
 REPLAN, SETTLED = 3, 12
@@ -41,9 +44,7 @@ guesses."""
 QUICK = 2e-4
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 FEW = 4
-"""Rounds that tell something."""
-LOSING = 0.97
-"""Speed against plain decoding, as measured over a few rounds, below which the plan is made anew at once."""
+"""Plain rounds in a row that tell what they take, launched ahead."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
 PATIENCE = 8
@@ -51,15 +52,17 @@ PATIENCE = 8
 
 
 class Goodput:
-    """See above. `costs` may be filled beforehand (`calibrate.py`); `overlaps`: plain rounds can be launched ahead, so that what
-    they take must be seen before guesses are compared with them; `clock` tells seconds."""
+    """See above. `known` is what was learned before, if anything was; `costs` may be filled beforehand (`calibrate.py`);
+    `overlaps`: plain rounds can be launched ahead, so that what they take must be seen before guesses are compared with them;
+    `clock` tells seconds."""
 
     name = "goodput"
 
-    def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.costs = Costs()
+    def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter, known: Known | None = None) -> None:
+        self.known = known or Known(drafter.depth)
+        self.costs, self._stalls = self.known.costs, self.known.stalls
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
-        self._book = Book(drafter.depth)
+        self._book = Book(self.known)
         self._allowance = Allowance()
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
@@ -67,11 +70,12 @@ class Goodput:
         self._unsteady = 0
         self._gain, self._plain_at, self._drafted_at, self._off, self._stale = 1.0, 0, 0, False, False
         self._load: Load | None = None
-        self._plain_sizes, self._referenced = set[int](), set[int]()
+        self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
         self._next_plan, self._size, self._plain = float("-inf"), 0, 0
         self._thought = QUICK
         self.overlaps = False
-        self._lately = deque[tuple[int, float]](maxlen=2 * FEW)
+        self._judge = Judge()
+        self._before: Asked | None = None
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
@@ -82,8 +86,10 @@ class Goodput:
         if free:
             self._plan(batch, limits)
             rests = self._rests(len(batch))
-            for b in free:
-                depths[b] = 0 if rests else min(limits[b][1], self._book.state(batch.requests[b]).depth or 0)
+            wishes = [0 if rests else min(limits[b][1], self._book.state(batch.requests[b]).depth or 0) for b in free]
+            most = self._stalls.within(len(batch), max(wishes))
+            for b, wish in zip(free, wishes, strict=True):
+                depths[b] = min(wish, most)
             self._story.count([depths[b] for b in free])
             if not rests:
                 probes = self._probe(batch, limits, depths)
@@ -91,7 +97,11 @@ class Goodput:
                 self._drafted_at = self._book.round
             else:
                 self._plain_at = self._book.round
-        self._book.ask(batch, depths, probes)
+        if any(depths):
+            self._stalls.use(len(batch), max(depths))
+        else:
+            self._judge.tick()
+        self._book.ask(batch, depths, probes, batch.blind)
         return self._shape.budget(batch, depths)
 
     @property
@@ -109,6 +119,7 @@ class Goodput:
         """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
         self._plain -= 1
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
+        self._judge.tick()
         depths = [0] * len(batch)
         self._book.ask(batch, depths, ahead=True)
         return self._shape.budget(batch, depths)
@@ -119,29 +130,67 @@ class Goodput:
 
     def observe(self, event: StepEvent) -> None:
         """Learn what was accepted and how long it took."""
-        asked = self._book.settle(event)
+        asked, before = self._book.settle(event), self._before
         now = self._clock()
-        wall, self._last = min(event.seconds, now - self._last), now
+        wall, self._last, self._before = min(event.seconds, now - self._last), now, asked
         if asked is None or event.prefill:
             return
-        batch, inside = len(event.committed), event.draft_seconds + event.verify_seconds
-        self.costs.add_verify(batch, event.rows, event.verify_seconds)
-        other = max(0.0, wall - inside)
-        known = bucket(batch) in self._plain_sizes
-        spare = max(0.0, other - self.costs.other(batch)) if known else 0.0
+        self._allowance.earn(wall)
+        if self._stalls.wait(wall):
+            self._stale, self._planned = True, -SETTLED
+        if self._spiked(asked, event, wall):
+            return
+        self._learn(asked, event, wall)
+        # What passes between two rounds is this one's price only if those beside it are like it: it may have been drafted in the
+        # time of the one before, and the one after in its own.
+        after = self._book.open[0] if self._book.open else None
+        alone = (asked.early and not asked.like(before)) or (after is not None and not asked.like(after))
+        if asked.deepest and not alone:
+            self._hear(event, wall)
+        if asked.probes:
+            self._charge(asked, event, wall)
+
+    def _spiked(self, asked: Asked, event: StepEvent, wall: float) -> bool:
+        """Whether the round took so much longer than expected that it tells nothing about the next."""
+        batch = len(event.committed)
+        if bucket(batch) not in self._plain_sizes:
+            return False
+        usual = self.costs.plain(batch, event.rows) + self.costs.other(batch)
         if asked.deepest:
-            self._book_drafting(asked, event.draft_seconds)
+            usual += self.costs.guessing(batch, asked.drafted, asked.deepest)
+        if wall <= SPIKE * usual:
+            return False
+        if asked.deepest:
+            self._stalls.saw(batch, asked.deepest, wall - usual)
+        return True
+
+    def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
+        """Enter the parts of a round into the tables. Together they are all that passed since the round before: what was hidden
+        behind something else took no time, and what no part reports was waited for."""
+        batch, costs = len(event.committed), self.costs
+        costs.add_verify(batch, event.rows, event.verify_seconds)
+        known = bucket(batch) in self._plain_sizes
+        if asked.deepest:
+            rest = max(0.0, wall - event.verify_seconds - (costs.other(batch) if known else 0.0))
+            drafting = min(event.draft_seconds, rest) if known else event.draft_seconds
+            self._book_drafting(asked, drafting)
             if known:
-                self.costs.add_wait(batch, spare)
-            self._watch(asked, event, max(wall, inside))
-        elif asked.ahead or not self.costs.ahead:
-            self.costs.add_other(batch, other, asked.ahead)
+                costs.add_wait(batch, asked.deepest, rest - drafting)
+        elif asked.ahead or not costs.ahead:
+            costs.add_other(batch, max(0.0, wall - event.verify_seconds - event.draft_seconds), asked.ahead)
             self._plain_sizes.add(bucket(batch))
         else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
-            self._allowance.pay(spare, 0.0)
-        self._allowance.earn(max(wall, inside))
-        if asked.probes:
-            self._charge(asked, event, spare)
+            self._allowance.pay(max(0.0, wall - event.verify_seconds - costs.other(batch)), 0.0)
+
+    def _hear(self, event: StepEvent, wall: float) -> None:
+        """Compare a round with guesses with plain ones, whatever was expected of it."""
+        batch = len(event.committed)
+        if bucket(batch) in self._plain_sizes:
+            tokens = sum(len(item.tokens) for item in event.committed)
+            plain = batch / (self.costs.plain(batch, batch) + self.costs.other(batch))
+            if self._judge.add(tokens, wall, plain):
+                self._planned, self._next_plan = -SETTLED, float("-inf")
+                self._judge.renew()
 
     @property
     def reason(self) -> str:
@@ -150,20 +199,6 @@ class Goodput:
 
     def explain(self) -> str:
         return self._story.explain()
-
-    def _watch(self, asked: Asked, event: StepEvent, seconds: float) -> None:
-        """Whether the last rounds with guesses were slower than plain ones, whatever was expected of them."""
-        if asked.probes:
-            return
-        self._lately.append((sum(len(item.tokens) for item in event.committed), seconds))
-        batch = len(event.committed)
-        if len(self._lately) < FEW or bucket(batch) not in self._plain_sizes:
-            return
-        tokens, took = (sum(column) for column in zip(*self._lately, strict=True))
-        plain = batch / (self.costs.plain(batch, batch) + self.costs.other(batch))
-        if tokens / took < LOSING * plain:
-            self._planned, self._next_plan = -SETTLED, float("-inf")
-            self._lately.clear()
 
     def _plan(self, batch: Batch, limits: list[tuple[int, int]]) -> None:
         """Give every request that may look ahead a depth, anew or as before."""
@@ -177,7 +212,7 @@ class Goodput:
         states = [self._book.state(batch.requests[b]) for b in who]
         load = self._measure(batch, [limits[b] for b in who], who)
         planner = Planner(load, self.costs)
-        plan = planner.best()
+        plan = self._best(planner)
         if all(s.depth is not None for s in states):
             kept = np.array([min(limits[b][1], max(limits[b][0], s.depth or 0)) for b, s in zip(who, states, strict=True)])
             old = planner.value(kept)
@@ -190,13 +225,34 @@ class Goodput:
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
         self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
-        self._lately.clear()
+        self._judge.renew()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         ended = self._clock()
         self._thought = min(ended - begun, 2 * max(self._thought, QUICK))  # a stall is no price
         self._next_plan = ended + self._thought / (WONDERING if self._off else THINKING)
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
+
+    def _best(self, planner: Planner) -> Plan:
+        """The best plan, without depths that would cost a stall now, and with none while guessing has to rest. What drafting
+        takes is found out with one guess."""
+        load, stalls = planner.load, self._stalls
+        most = int(load.high.max(initial=0))
+        if self._judge.rest:
+            return planner.value(load.low)
+        if not self.costs.tried and not self.overlaps:
+            return planner.value(np.maximum(load.low, np.minimum(load.high, 1)))
+        open_ = frozenset(d for d in range(most + 1) if stalls.open(load.batch, d))
+        plan = planner.best()
+        if len(open_) > most:
+            stalls.content()
+            return plan
+        best = Planner(replace(load, open=open_), self.costs).best()
+        if max(plan.depths) not in open_ and plan.speed > best.speed * BETTER:
+            stalls.want(load.batch, max(plan.depths), plan.speed / best.speed - 1)
+        else:
+            stalls.content()
+        return best
 
     def _rests(self, batch: int) -> bool:
         """Whether this round is plain for the sake of comparison: what plain decoding takes must be known well where guesses gain
@@ -248,24 +304,28 @@ class Goodput:
         before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
         chosen: set[int] = set()
         for _, b in sorted(due):
-            rows_after = rows + round(self._shape.width)
-            price = costs.plain(size, rows_after) + costs.guessing(size, others + 1, max(deepest, 1)) - before
-            if not self._allowance.affords(price):
+            depth = self._stalls.least(size, limits[b][1])
+            rows_after = rows + round(depth * self._shape.width)
+            reach = max(deepest, depth)
+            price = costs.plain(size, rows_after) + costs.guessing(size, others + 1, reach) - before
+            if not self._allowance.affords(price + self._stalls.price(size, reach)):
                 break
-            depths[b], others, deepest, rows = 1, others + 1, max(deepest, 1), rows_after
+            depths[b], others, deepest, rows = depth, others + 1, reach, rows_after
             chosen.add(b)
         return frozenset(chosen)
 
-    def _charge(self, asked: Asked, event: StepEvent, spare: float) -> None:
-        """Pay for probes what they took, less what they brought; `spare`: seconds that they kept from overlapping."""
+    def _charge(self, asked: Asked, event: StepEvent, wall: float) -> None:
+        """Pay for probes what they took, less what they brought."""
         batch, items = len(event.committed), event.committed
         others = [d for b, d in enumerate(asked.depths) if d and b not in asked.probes]
         tokens = sum(len(item.tokens) for item in items)
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
         without = self.costs.plain(batch, rows) + self.costs.guessing(batch, len(others), max(others, default=0))
-        extra = event.draft_seconds + event.verify_seconds + spare - without
-        gain = won * (without + self.costs.other(batch)) / max(1, tokens - won)
+        without += self.costs.other(batch)
+        early = 0.0 if not asked.early or asked.ahead else event.draft_seconds  # in the time of the round before
+        extra = wall + early - without
+        gain = won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain)
         for b in asked.probes:
             state, item = self._book.states.get(items[b].request.id), items[b]

@@ -23,7 +23,7 @@ class Load:
     requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
     bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
     before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
-    drafter itself goes no deeper than it pays, so that it is let or not."""
+    drafter itself goes no deeper than it pays, so that it is let or not. `open`: depths that may be used at all (None: any)."""
 
     batch: int
     ready: int
@@ -35,6 +35,7 @@ class Load:
     width: float = 1.0
     reach: Floats | None = None
     paced: bool = False
+    open: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Planner:
         self._given = np.minimum.accumulate(value / np.maximum(offered, 1e-9), axis=1)  # a prefix has to be a depth
         self._value, self._rows = value.ravel(), offered.ravel()
         self._level = np.arange(positions)
-        self._other, self._wait = costs.other(load.batch), costs.wait(load.batch)
+        self._other = costs.other(load.batch)
 
     def best(self) -> Plan:
         """The depths with most tokens per second. Forced depths (`low`) are always in."""
@@ -65,6 +66,8 @@ class Planner:
             return self._alone(int(high[0]))
         found = self.value(self.load.low)
         for limit in limits(int(high.max(initial=0))):
+            if self.load.open is not None and limit not in self.load.open:
+                continue
             plan = self._up_to(limit)
             if plan is not None and plan.speed > found.speed:
                 found = plan
@@ -81,7 +84,9 @@ class Planner:
         """One free request: its depths in a row."""
         tokens, seconds = self._totals(np.arange(high))
         levels = np.arange(high + 1.0)
-        speed = tokens / (seconds + self.costs.drafts(1, levels) + self._wait * (levels > 0))
+        speed = tokens / (seconds + self.costs.drafts(1, levels) + self.costs.waits(1, levels))
+        if self.load.open is not None:
+            speed = np.where([k == 0 or k in self.load.open for k in range(high + 1)], speed, 0.0)
         depth = int(speed.argmax())
         return Plan((high if depth and self.load.paced else depth,), float(speed[depth]))
 
@@ -103,7 +108,7 @@ class Planner:
         drafted = int((load.low > 0).sum()) + np.cumsum(fresh)
         size = np.ceil(np.log2(np.maximum(1, drafted))).astype(np.int64)
         start = len(order) - len(chosen) + 1
-        speed = tokens[start:] / (seconds[start:] + drafting[size] + self._wait)
+        speed = tokens[start:] / (seconds[start:] + drafting[size] + self.costs.wait(load.batch, deepest))
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
         return Plan(tuple(taken.tolist()), float(speed[at]))

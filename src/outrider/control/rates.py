@@ -16,6 +16,8 @@ COMMON = 0.98
 FADE = 0.97
 """What the record of a position is worth after a round that did not reach it. In time it is believed to be like the one before,
 and tried again: bad luck must not shut a depth for good."""
+LASTING = 0.995
+"""What the lasting record of first positions is worth after one more round that told something: no pause wears it out."""
 PULL, MOST_PULL = 4.0, 15.0
 """How many observations everybody's record is worth in a request's estimate: the least, which holds while there are too few
 requests to compare, and the most, where requests differ by no more than luck."""
@@ -49,10 +51,12 @@ class Track:
 
 
 class Rates:
-    """Estimates for `positions` positions; `prior` is believed of the first one before anything was seen."""
+    """Estimates for `positions` positions; `prior` is believed of the first one before anything was seen. `lasting`: tests and
+    hits of the first one since long ago, to which everybody's record fades back while nothing is tried."""
 
     def __init__(self, positions: int, prior: float) -> None:
         self.positions, self.prior = positions, prior
+        self.lasting = 0.0, 0.0
         self.common = Track.empty(positions)
 
     def track(self) -> Track:
@@ -78,6 +82,8 @@ class Rates:
             keep = COMMON if count else FADE
             tests[i] = keep * tests[i] + count
             good[i] = keep * good[i] + won[i]
+        if seen and seen[0]:
+            self.lasting = LASTING * self.lasting[0] + seen[0], LASTING * self.lasting[1] + won[0]
 
     def doubt(self, share: float) -> None:
         """For this share of requests the record no longer holds."""
@@ -86,7 +92,7 @@ class Rates:
 
     def everybody(self) -> list[float]:
         """The common estimate by position; one never tested is believed to be like the one before it."""
-        found, prior = [], self.prior
+        found, prior = [], (self.lasting[1] + WEAK * self.prior) / (self.lasting[0] + WEAK)
         for hits, tests in zip(self.common.hits, self.common.tests, strict=True):
             prior = (hits + WEAK * prior) / (tests + WEAK)
             found.append(prior)

@@ -1,0 +1,54 @@
+"""What a controller learned, for the next one: what passes and guesses cost on a target, and how often guesses come true.
+
+A drafter that was switched off and on again, or is compared with others in turns, does not begin from nothing. No text depends on
+it, and where it is wrong it fades like all that is learned.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..protocols import Drafter
+from .costs import Costs
+from .rates import Rates
+from .stalls import Stalls
+
+PRIORS = (0.6, 0.9, 0.9)
+"""Chances that are believed before anything was seen: that a guess comes true, that one is offered, and that one is offered where
+those before it came true."""
+
+
+@dataclass(slots=True)
+class Known:
+    """Costs, chances of `positions` positions, and what was seen of plain rounds: sizes of batches `plain`, and those that were
+    tried on purpose (`referenced`)."""
+
+    positions: int
+    costs: Costs = field(default_factory=Costs)
+    stalls: Stalls = field(default_factory=Stalls)
+    plain: set[int] = field(default_factory=set)
+    referenced: set[int] = field(default_factory=set)
+    accept: Rates = field(init=False)
+    offer: Rates = field(init=False)
+    reach: Rates = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.accept, self.offer, self.reach = (Rates(self.positions, prior) for prior in PRIORS)
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What is known of the drafters that one target has had, by who they are."""
+
+    _known: dict[str, Known] = field(default_factory=dict)
+
+    def of(self, drafter: Drafter) -> Known:
+        """What is known of a drafter with these options."""
+        return self._known.setdefault(title(drafter), Known(drafter.depth))
+
+
+def title(drafter: Drafter) -> str:
+    """Who a drafter is: its name, options and members."""
+    members = [title(m.drafter) for m in getattr(drafter, "members", ())]
+    options = getattr(drafter, "config", None)
+    return f"{getattr(drafter, 'name', '')} {options} {drafter.depth} {drafter.nodes} {members}"
