@@ -147,8 +147,8 @@ class LLM:
 
     def switch(self, draft: str, accept: str = "coupled", control: str | None = None) -> None:
         """Another drafter and rule on the model that is loaded, for requests to come; `control` None: the same kind of
-        controller, which begins with what was learned of this drafter before. Raises `BadInput` while any is running, or where the drafter's, the rule's or the
-        controller's name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
+        controller, which begins with what was learned of this drafter before. Raises `BadInput` while any is running, or where
+        a name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
         accept_rule, drafter = PerRequest(accept), self._choice.drafter(draft)

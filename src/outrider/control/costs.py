@@ -27,6 +27,8 @@ DOUBT = 1.25
 """A single sample counts for at most this much of what its neighbours let expect: first passes of a shape are slow."""
 HOPE = 0.1
 """Share of the rise between two sizes that is believed to come before the larger one is almost reached."""
+ALIKE = 4.0
+"""Samples that the line through all depths is worth where one depth is measured."""
 SLOPE = 0.02
 """Share that one more row is believed to add to a pass before there is more than one size to compare."""
 
@@ -107,7 +109,8 @@ class Curve:
             if len(firm) > len(start):
                 xs, ys = _arrays([(x, y) for x, y, _ in firm])
                 loose = [(x, min(y, DOUBT * float(_read(xs, ys, np.array([x]))[0])), 1.0) for x, y, _ in loose]
-            points = _rising(sorted(firm + loose))
+            found = firm + loose
+            points = _rising(sorted(_straightened(found) if self.anchored else found))
             self._points = _arrays(points if self.anchored else _hopeful(points))
         return self._points
 
@@ -119,9 +122,10 @@ class Curve:
 
 
 Point = tuple[float, float]
+Sample = tuple[float, float, float]
 
 
-def _rising(points: list[tuple[float, float, float]]) -> list[Point]:
+def _rising(points: list[Sample]) -> list[Point]:
     """From sizes, seconds and weights the nearest curve that never falls: more work takes no less time, whatever was measured, so
     neighbours that do are pooled."""
     pools: list[tuple[float, float, list[float]]] = []
@@ -133,6 +137,19 @@ def _rising(points: list[tuple[float, float, float]]) -> list[Point]:
             weight, sizes = weight + more, before + sizes
         pools.append((value, weight, sizes))
     return [(size, value) for value, _, sizes in pools for size in sizes]
+
+
+def _straightened(points: list[Sample]) -> list[Sample]:
+    """Sizes, seconds and weights of drafting, those measured seldom moved towards the line through all but the anchor: levels
+    are much alike, and one that was unlucky must not look dearer than its neighbours."""
+    seen = [p for p in points if p[0] > 0]
+    if len(seen) < 3:
+        return points
+    weight = sum(n for _, _, n in seen)
+    x, y = sum(x * n for x, _, n in seen) / weight, sum(y * n for _, y, n in seen) / weight
+    slope = sum(n * (a - x) * (b - y) for a, b, n in seen) / max(1e-12, sum(n * (a - x) ** 2 for a, _, n in seen))
+    line = [(a, (n * b + ALIKE * (y + slope * (a - x))) / (n + ALIKE), n) for a, b, n in seen]
+    return [p for p in points if p[0] <= 0] + line
 
 
 def _hopeful(points: list[Point]) -> list[Point]:
