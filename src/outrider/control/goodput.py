@@ -47,6 +47,8 @@ FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
+TASTE = 2
+"""Rounds in which it is found out what drafting takes: in the first one the drafter catches up with the text."""
 PATIENCE = 8
 """Rounds of catching up in a row after which drafting time is booked all the same."""
 
@@ -91,6 +93,7 @@ class Goodput:
             for b, wish in zip(free, wishes, strict=True):
                 depths[b] = min(wish, most)
             self._story.count([depths[b] for b in free])
+            self._off = self._off or (not most and not rests)
             if not rests:
                 probes = self._probe(batch, limits, depths)
             if any(depths):
@@ -140,6 +143,8 @@ class Goodput:
             self._stale, self._planned = True, -SETTLED
         if self._spiked(asked, event, wall):
             return
+        if asked.deepest and not self.costs.tried:
+            self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
         self._learn(asked, event, wall)
         # What passes between two rounds is this one's price only if those beside it are like it: it may have been drafted in the
         # time of the one before, and the one after in its own.
@@ -162,6 +167,8 @@ class Goodput:
             return False
         if asked.deepest:
             self._stalls.saw(batch, asked.deepest, wall - usual)
+            if not self.costs.tried:  # better a rough price than none
+                self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual))
         return True
 
     def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
@@ -188,7 +195,7 @@ class Goodput:
         if bucket(batch) in self._plain_sizes:
             tokens = sum(len(item.tokens) for item in event.committed)
             plain = batch / (self.costs.plain(batch, batch) + self.costs.other(batch))
-            if self._judge.add(tokens, wall, plain):
+            if self._judge.add(batch, tokens, wall, plain):
                 self._planned, self._next_plan = -SETTLED, float("-inf")
                 self._judge.renew()
 
@@ -215,12 +222,15 @@ class Goodput:
         plan = self._best(planner)
         if all(s.depth is not None for s in states):
             kept = np.array([min(limits[b][1], max(limits[b][0], s.depth or 0)) for b, s in zip(who, states, strict=True)])
+            kept = np.maximum(load.low, np.minimum(kept, self._stalls.within(len(batch), int(kept.max(initial=0)))))
             old = planner.value(kept)
             least = BETTER if any(plan.depths) and any(old.depths) else SURE if any(plan.depths) else SAFER
             if plan.speed <= old.speed * least:
                 plan = old
         same = all(s.depth == d for s, d in zip(states, plan.depths, strict=True))
         self._keep = min(2 * self._keep, SETTLED) if same else REPLAN
+        if not self.costs.tried:
+            self._keep = TASTE
         for state, depth in zip(states, plan.depths, strict=True):
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
@@ -238,7 +248,7 @@ class Goodput:
         takes is found out with one guess."""
         load, stalls = planner.load, self._stalls
         most = int(load.high.max(initial=0))
-        if self._judge.rest:
+        if self._judge.rests(load.batch):
             return planner.value(load.low)
         if not self.costs.tried and not self.overlaps:
             return planner.value(np.maximum(load.low, np.minimum(load.high, 1)))

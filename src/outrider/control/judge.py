@@ -10,6 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from .costs import bucket
+
 FEW, MANY = 4, 24
 """Rounds that tell something, and those that tell enough."""
 LOSING, PAYING = 0.97, 1.02
@@ -22,16 +24,22 @@ REST, LONGEST = 64, 8192
 
 @dataclass(slots=True)
 class Judge:
-    """`rest`: rounds that guessing still has to rest; `next`: how many it will the next time."""
+    """`rest`: rounds that guessing still has to rest; `next`: how many it will the next time; `size`: size class of the batch
+    that the last rounds had, which alone this holds for. Rounds of different ones are not compared."""
 
     rest: int = 0
+    size: int = 0
     next: int = REST
     _short: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2 * FEW))
     _long: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2 * MANY))
 
-    def add(self, tokens: int, seconds: float, plain: float) -> bool:
+    def add(self, batch: int, tokens: int, seconds: float, plain: float) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
         slower than that, so that the plan is to be made anew."""
+        if bucket(batch) != self.size:
+            self.size, self.rest = bucket(batch), 0
+            self.renew()
+            self._long.clear()
         self._short.append((tokens, seconds))
         self._long.append((tokens, seconds))
         if len(self._long) >= MANY:
@@ -48,6 +56,10 @@ class Judge:
     def renew(self) -> None:
         """The plan is a new one."""
         self._short.clear()
+
+    def rests(self, batch: int) -> bool:
+        """Whether guessing has to rest in a batch of this size."""
+        return self.rest > 0 and bucket(batch) == self.size
 
     def tick(self) -> None:
         """A round without guesses."""

@@ -43,6 +43,10 @@ class Allowance:
         self._price = max(price, robust(self._prices) if len(self._prices) > 2 else 0.0)
         return self._seconds >= self._price
 
+    def owe(self, seconds: float) -> None:
+        """A trial that nobody could know the price of."""
+        self._seconds -= seconds
+
     def pay(self, extra: float, gain: float) -> None:
         """A trial took `extra` seconds and brought tokens worth `gain`. A stall of the machine is no price: at most twice what
         was expected is charged at once (and more is expected next time, if trials go on to cost more)."""

@@ -1,0 +1,135 @@
+"""What outlives a round, a pause and a switch: stalls, verdicts on guessing, chances, and what is put on the shelf."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.bench import simulate
+from outrider.bench.simulate import Asks, Clock, Simulation, World, laptop
+from outrider.config import SamplingParams
+from outrider.control import Fixed, Goodput, Shelf, make
+from outrider.control.judge import LONGEST, MANY, REST, Judge
+from outrider.control.rates import Rates
+from outrider.control.shelf import Known, title
+from outrider.control.stalls import FIRST, Stalls
+from outrider.registry import parse
+
+
+def test_where_nothing_stalls_nothing_waits() -> None:
+    stalls = Stalls()
+    assert stalls.usual == stalls.price(4, 3) == 0.0
+    assert stalls.open(1, 7) and stalls.within(1, 7) == 7 and stalls.least(1, 7) == 1 and not stalls.wait(100.0)
+
+
+def test_a_new_depth_waits_until_as_much_was_forgone_as_it_costs() -> None:
+    stalls = Stalls()
+    stalls.use(1, 2)
+    stalls.saw(1, 2, 0.2)
+    assert stalls.usual == stalls.price(1, 5) == stalls.price(3, 2) == 0.2 and stalls.price(1, 2) == 0.0
+    assert not stalls.open(1, 5) and stalls.within(1, 5) == 2 and stalls.least(1, 5) == 2 and stalls.least(9, 5) == 1
+    stalls.want(1, 5, 0.5)
+    assert [stalls.wait(0.1) for _ in range(5)] == [False, False, False, True, False]
+    assert stalls.open(1, 5) and stalls.within(1, 5) == 5, "half of 0.4 seconds"
+    stalls.want(1, 4, 0.1)
+    stalls.content()
+    assert not stalls.wait(100.0) and not stalls.open(1, 4), "nobody misses it any more"
+
+
+def test_what_stalls_a_familiar_depth_is_the_machine() -> None:
+    stalls = Stalls()
+    for _ in range(FIRST + 1):
+        stalls.use(1, 3)
+    stalls.saw(1, 3, 0.2)
+    stalls.use(1, 4)
+    stalls.saw(1, 4, 0.001)
+    assert stalls.usual == 0.0
+
+
+def test_guessing_that_goes_on_losing_rests_longer_every_time() -> None:
+    judge, rests = Judge(), []
+    for _ in range(4):
+        while not judge.rests(1):
+            judge.add(1, 1, 1.25, 1.0)
+        rests.append(judge.rest)
+        while judge.rests(1):
+            judge.tick()
+    assert rests == [REST, 2 * REST, 4 * REST, 8 * REST]
+    for _ in range(2 * MANY):
+        judge.add(1, 2, 1.25, 1.0)
+    assert judge.next == REST < LONGEST, "it has been seen to pay"
+
+
+def test_a_stall_now_and_then_is_no_verdict_and_batches_are_not_mixed() -> None:
+    judge = Judge()
+    for i in range(300):
+        judge.add(1, 11, 100.0 if i % 25 == 0 else 10.0, 1.0)
+    assert not judge.rests(1) and judge.next == REST
+    for _ in range(2 * MANY - 1):
+        judge.add(1, 1, 1.25, 1.0)
+    judge.add(64, 64, 80.0, 1.0)
+    assert not judge.rests(1) and not judge.rests(64)
+
+
+def test_chances_fade_to_those_of_long_ago_and_not_to_the_prior() -> None:
+    rates = Rates(3, 0.6)
+    own = rates.track()
+    for _ in range(40):
+        rates.learn([(own, 0, 3)])
+    for _ in range(400):
+        rates.learn([])
+    assert rates.everybody()[0] < 0.05
+
+
+def hopeless(share: float = 0.75) -> World:
+    """Guesses that are never right, at this share of a pass each."""
+    return World(lambda b, round_: 0.0, lambda depth, requests: share * depth * laptop(1, 1), laptop)
+
+
+def answers(world: World, known: Known | None, lengths: list[int], seed: int) -> tuple[float, Known]:
+    """Speed against plain decoding over answers of so many rounds each, by one controller."""
+    clock = Clock()
+    controller = Goodput(Asks(6, 6), clock, known)
+    rounds = []
+    for n, length in enumerate(lengths):
+        run = Simulation(world, controller, clock, seed + n, SamplingParams(max_tokens=simulate.LONG))
+        for request in run._batch.requests:
+            request.id += 100 * n
+        rounds += run.run(length)
+    return simulate.against_plain(rounds), controller.known
+
+
+@pytest.mark.parametrize(("length", "least"), [(64, 0.97), (128, 0.98)])
+def test_a_hopeless_drafter_costs_little_even_in_a_short_first_answer(length: int, least: float) -> None:
+    """Nothing is known: two guesses, at three quarters of a pass each, tell that it does not pay."""
+    speeds = [answers(hopeless(), None, [length], seed)[0] for seed in range(6)]
+    assert sum(speeds) / len(speeds) >= least
+
+
+def test_what_is_known_spares_the_next_controller_the_first_rounds() -> None:
+    speeds = []
+    for seed in range(6):
+        known = answers(hopeless(), None, [64, 64], seed)[1]
+        speeds.append(answers(hopeless(), known, [64] * 4, seed + 50)[0])
+    assert sum(speeds) / len(speeds) >= 0.985
+    good = World(lambda b, round_: 0.85, lambda depth, requests: 0.05 * depth * laptop(1, 1), laptop)
+    first, known = answers(good, None, [64], 0)
+    assert answers(good, known, [64], 0)[0] >= first - 0.02
+
+
+def test_a_pause_makes_nobody_hopeful() -> None:
+    """Off for long, a drafter is tried within 1 % of the time and no more."""
+    run = Simulation(replace(hopeless(0.3), noise=0.02), Goodput(Asks(6, 6), clock := Clock()), clock)
+    run.run(50)
+    assert simulate.against_plain(run.run(1500)) >= 0.985
+
+
+def test_the_shelf_knows_drafters_by_name_options_and_members() -> None:
+    shelf = Shelf()
+    specs = ["ngram", "ngram:depth=3", "suffix", "hybrid:members=suffix+ngram", "hybrid:members=ngram+suffix"]
+    assert len({title(parse(s)) for s in specs}) == len(specs)
+    first, again, other = (make("goodput", parse(s), shelf) for s in ("ngram", "ngram", "suffix"))
+    assert isinstance(first, Goodput) and isinstance(again, Goodput) and isinstance(other, Goodput)
+    assert first.costs is again.costs and first.costs is not other.costs
+    assert isinstance(make("fixed", parse("ngram"), shelf), Fixed)
