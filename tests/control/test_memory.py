@@ -125,6 +125,19 @@ def test_a_pause_makes_nobody_hopeful() -> None:
     assert simulate.against_plain(run.run(1500)) >= 0.985
 
 
+def test_a_machine_that_becomes_far_slower_is_believed_in_the_end() -> None:
+    at: list[Simulation] = []
+
+    def verify(rows: int, requests: int) -> float:
+        return laptop(rows, requests) * (20 if at and len(at[0].rounds) >= 60 else 1)
+
+    at.append(Simulation(World(lambda b, r: 0.8, lambda d, n: 1e-4, verify), Goodput(Asks(6, 6), clock := Clock()), clock))
+    at[0].run(360)
+    controller = at[0].controller
+    assert isinstance(controller, Goodput)
+    assert controller.costs.plain(1, 1) == pytest.approx(20 * laptop(1, 1), rel=0.3)
+
+
 def test_the_shelf_knows_drafters_by_name_options_and_members() -> None:
     shelf = Shelf()
     specs = ["ngram", "ngram:depth=3", "suffix", "hybrid:members=suffix+ngram", "hybrid:members=ngram+suffix"]

@@ -44,7 +44,7 @@ guesses."""
 QUICK = 2e-4
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 FEW = 4
-"""Plain rounds in a row that tell what they take, launched ahead."""
+"""Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
 TASTE = 2
@@ -76,7 +76,7 @@ class Goodput:
         self._next_plan, self._size, self._plain = float("-inf"), 0, 0
         self._thought = QUICK
         self.overlaps = False
-        self._judge = Judge()
+        self._judge, self._spikes = Judge(), 0
         self._before: Asked | None = None
 
     def budget(self, batch: Batch) -> Budget:
@@ -163,7 +163,8 @@ class Goodput:
         usual = self.costs.plain(batch, event.rows) + self.costs.other(batch)
         if asked.deepest:
             usual += self.costs.guessing(batch, asked.drafted, asked.deepest)
-        if wall <= SPIKE * usual:
+        self._spikes = self._spikes + 1 if wall > SPIKE * usual else 0
+        if not 0 < self._spikes <= FEW:  # again and again: the machine is that slow now
             return False
         if asked.deepest:
             self._stalls.saw(batch, asked.deepest, wall - usual)
