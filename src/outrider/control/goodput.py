@@ -47,6 +47,8 @@ FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
+LATELY, MOST = 12, 256
+"""Rounds for which it is remembered what a round of some shape should take, and shapes for which it is."""
 TASTE = 2
 """Rounds in which it is found out what drafting takes: in the first one the drafter catches up with the text."""
 PATIENCE = 8
@@ -77,6 +79,7 @@ class Goodput:
         self._thought = QUICK
         self.overlaps = False
         self._judge, self._spikes = Judge(), 0
+        self._expected = dict[tuple[int, int, int, int], tuple[int, float]]()
         self._before: Asked | None = None
 
     def budget(self, batch: Batch) -> Budget:
@@ -160,9 +163,7 @@ class Goodput:
         batch = len(event.committed)
         if bucket(batch) not in self._plain_sizes:
             return False
-        usual = self.costs.plain(batch, event.rows) + self.costs.other(batch)
-        if asked.deepest:
-            usual += self.costs.guessing(batch, asked.drafted, asked.deepest)
+        usual = self._usual(batch, event.rows, asked.drafted, asked.deepest)
         self._spikes = self._spikes + 1 if wall > SPIKE * usual else 0
         if not 0 < self._spikes <= FEW:  # again and again: the machine is that slow now
             return False
@@ -171,6 +172,17 @@ class Goodput:
             if not self.costs.tried:  # better a rough price than none
                 self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual))
         return True
+
+    def _usual(self, batch: int, rows: int, drafted: int, deepest: int) -> float:
+        """Seconds that such a round should take, as they were known some rounds ago."""
+        shape = bucket(batch), rows, drafted, deepest
+        told, seconds = self._expected.get(shape, (-LATELY, 0.0))
+        if self._book.round - told >= LATELY:
+            seconds = self.costs.plain(batch, rows) + self.costs.other(batch) + self.costs.guessing(batch, drafted, deepest)
+            if len(self._expected) >= MOST:
+                self._expected.clear()
+            self._expected[shape] = self._book.round, seconds
+        return seconds
 
     def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Enter the parts of a round into the tables. Together they are all that passed since the round before: what was hidden
@@ -195,7 +207,7 @@ class Goodput:
         batch = len(event.committed)
         if bucket(batch) in self._plain_sizes:
             tokens = sum(len(item.tokens) for item in event.committed)
-            plain = batch / (self.costs.plain(batch, batch) + self.costs.other(batch))
+            plain = batch / self._usual(batch, batch, 0, 0)
             if self._judge.add(batch, tokens, wall, plain):
                 self._planned, self._next_plan = -SETTLED, float("-inf")
                 self._judge.renew()

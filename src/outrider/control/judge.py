@@ -29,6 +29,7 @@ class Judge:
 
     rest: int = 0
     size: int = 0
+    _heard: int = 0
     next: int = REST
     _short: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2 * FEW))
     _long: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2 * MANY))
@@ -42,9 +43,10 @@ class Judge:
             self._long.clear()
         self._short.append((tokens, seconds))
         self._long.append((tokens, seconds))
-        if len(self._long) >= MANY:
+        self._heard += 1
+        if len(self._long) == 2 * MANY and self._heard % FEW == 0:
             whole = _speed(self._long) / plain
-            if whole < LOSING and len(self._long) == 2 * MANY:
+            if whole < LOSING:
                 self.rest, self.next = self.next, min(LONGEST, 2 * self.next)
                 self.renew()
                 self._long.clear()
