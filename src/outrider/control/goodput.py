@@ -359,5 +359,6 @@ class Goodput:
         if not asked.deepest:
             return
         self._unsteady = 0 if asked.steady else self._unsteady + 1
-        if asked.steady or self._unsteady >= PATIENCE:
+        known = asked.steady or self._unsteady >= PATIENCE
+        if known or (self.costs.tried and seconds < self.costs.draft(asked.drafted, asked.deepest)):  # catching up takes longer
             self.costs.add_draft(asked.drafted, asked.deepest, seconds)
