@@ -242,7 +242,7 @@ class Goodput:
                 plan = old
         same = all(s.depth == d for s, d in zip(states, plan.depths, strict=True))
         self._keep = min(2 * self._keep, SETTLED) if same else REPLAN
-        if not self.costs.tried:
+        if not self.costs.tried and len(batch) == 1:
             self._keep = TASTE
         for state, depth in zip(states, plan.depths, strict=True):
             state.depth = depth
@@ -258,12 +258,12 @@ class Goodput:
 
     def _best(self, planner: Planner) -> Plan:
         """The best plan, without depths that would cost a stall now, and with none while guessing has to rest. What drafting
-        takes is found out with one guess."""
+        takes is found out with one guess; where many share a pass, deeper ones tell more."""
         load, stalls = planner.load, self._stalls
         most = int(load.high.max(initial=0))
         if self._judge.rests(load.batch):
             return planner.value(load.low)
-        if not self.costs.tried and not self.overlaps:
+        if not self.costs.tried and not self.overlaps and load.batch == 1:
             return planner.value(np.maximum(load.low, np.minimum(load.high, 1)))
         open_ = frozenset(d for d in range(most + 1) if stalls.open(load.batch, d))
         plan = planner.best()
