@@ -41,6 +41,8 @@ from outrider.types import StepEvent
 
 EMBEDDED = os.environ.get("OUTRIDER_MODEL", weights.EMBEDDED)
 WARM = 2
+SETTLE = 0.1
+"""Seconds after which the engine's thread waits for requests again, and the library may run rounds of its own."""
 
 
 class Shaped(LLM):
@@ -136,6 +138,7 @@ class Bench:
             edge, engine = (time.clock_gettime(clock) - then for clock, then in zip(clocks, before, strict=True))
         if not line:
             raise RuntimeError("the client failed")
+        time.sleep(SETTLE)
         found = json.loads(line)
         costs = {"edge_us": 1e6 * edge / found["events"], "engine_us": 1e6 * engine / pace.rounds}
         return {**found, "writing": pace.per_token, **costs}
