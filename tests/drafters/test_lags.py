@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from outrider.bench import tiny
 from outrider.drafters._lags import Lags
 from outrider.models.climbs import Asked
-from outrider.types import Proposal, Request
+from outrider.types import Request
 
 DEPTH, MOST = 3, 16
 
@@ -36,19 +34,19 @@ class Climbs:
 
 def made(able: bool = True) -> tuple[Lags, Any, list[Request]]:
     climbs: Any = Climbs(able)
-    return Lags(climbs, DEPTH), climbs, [tiny.request([1, 2, 3]) for _ in range(2)]
-
-
-def guesses(*widths: int) -> Proposal:
-    return Proposal.chains([[5] * w for w in widths])
+    return Lags(climbs, DEPTH + 1), climbs, [tiny.request([1, 2, 3]) for _ in range(2)]
 
 
 def test_only_who_entered_is_followed() -> None:
     lags, climbs, (one, two) = made()
     lags.enter([one], [7])
     assert one in lags and two not in lags and climbs.marked == {one.id: 7}
-    lags.grow([one, two], guesses(2, 2), 4)
+    lags.grow([one, two], [None, None], [3, 3])
     assert two not in lags and lags.unread(one, None) == 3 and lags.unread(one, 2) == 2
+    lags.grow([one], [None], [2])
+    assert lags.unread(one, None) == 5
+    lags.grow([one], [1], [2])
+    assert lags.unread(one, None) == 3, "what the host knows counts"
     lags.read([one, two])
     assert two not in lags and lags.unread(one, None) == 1, "the last one is read again"
     lags.drop(one)
@@ -60,7 +58,7 @@ def test_what_nobody_guesses_for_is_read_before_the_ring_is_full() -> None:
     lags.enter([one, two], [3, 3])
     most = 0
     for _ in range(100):
-        lags.grow([one, two], guesses(0, 0), 0)
+        lags.grow([one, two], [None, None], [1, 1])
         most = max(most, lags.unread(one, None))
     assert most <= MOST - DEPTH - 1, "another round of guesses must still fit"
     assert len(climbs.asked) == 100 // (MOST - DEPTH) and all(
@@ -68,34 +66,17 @@ def test_what_nobody_guesses_for_is_read_before_the_ring_is_full() -> None:
     )
 
 
-def test_another_drafters_guesses_may_be_deeper() -> None:
-    lags, _, (one, two) = made()
-    lags.enter([one, two], [3, 3])
-    lags.grow([one, two], guesses(2, 0), 9)  # seven rows are not its own
-    assert lags.unread(one, None) == 10 and lags.unread(two, None) == 8
-
-
 def test_leaving_reads_what_is_left() -> None:
     for able in (True, False):
         lags, climbs, (one, _) = made(able)
         lags.enter([one], [3])
-        lags.grow([one], guesses(3), 3)
-        assert lags.leave(one) is able and one not in lags and climbs.asked == [[(one.id, 4)]]
+        lags.grow([one], [None], [4])
+        assert lags.leave([one]) is able and one not in lags and climbs.asked == [[(one.id, 4)]]
 
 
 def test_a_ring_that_cannot_be_read_is_tried_again() -> None:
     lags, climbs, (one, _) = made(able=False)
     lags.enter([one], [3])
     for _ in range(MOST):
-        lags.grow([one], guesses(0), 0)
-    assert len(climbs.asked) > 1 and max(n for call in climbs.asked for _, n in call) <= MOST
-
-
-def test_widths_are_bounds() -> None:
-    """A tree may have more nodes than a path has: no path is longer than the drafter looks ahead."""
-    lags, _, (one, _) = made()
-    lags.enter([one], [3])
-    tree = Proposal.trees([[(5, -1), (6, -1), (7, 0), (8, 1), (9, 2)]])
-    lags.grow([one], tree, 5)
-    assert tree.widths == (5,) and lags.unread(one, None) == DEPTH + 1
-    assert torch.equal(tree.sizes, torch.tensor([5]))
+        lags.grow([one], [None], [1])
+    assert len(climbs.asked) > 1

@@ -155,6 +155,16 @@ def test_preempted_requests() -> None:
         assert paths(plain, b) == paths(replayed, c)
 
 
+def test_a_tree_too_wide_for_its_room_is_less_deep() -> None:
+    """What is in the ring can be read by captured guesses alone, which must then fit into the memory there is."""
+    params = replace(OPTIONS["greedy"], ignore_eos=True)
+    noting = Noting(heads.eagle(width=6, depth=4, nodes=8), "climbs", captured=True)
+    [request] = World(decoder("llama", True, layers=3)).run(noting.drafter, params, 1)
+    assert (
+        noting.ahead > 1 and len(noting.made) == 1 and len(next(iter(noting.made.values()))) >= request.stats.rounds - 2
+    )  # all but the prompt and the end
+
+
 def test_want_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memory for a graph the guesses are made launch by launch, and somebody says so."""
 

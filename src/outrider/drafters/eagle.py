@@ -24,13 +24,14 @@ from ..models.eagle_net import attend
 from ..models.hf import resolved
 from ..models.products import pack
 from ..models.replay import Replays
+from ..models.rounds import COLUMNS
 from ..protocols import Drafter, KVNeed, Needs, PoolView, Start, Teacher
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
 from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
-from ._lags import Lags
+from ._lags import BESIDE, Lags
 from ._past import Past, in_order, missing
 
 _FEW = 48
@@ -72,6 +73,7 @@ class Eagle(Drafter):
         self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
         self._lags: Lags | None = None
+        self._alone = False
         self._hopes: dict[int, Tensor | None] = {}
         self.climbs: Climbs | None = None
 
@@ -100,14 +102,16 @@ class Eagle(Drafter):
         if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
             fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)), self.feature)
             self.climbs = Climbs(fused, Replays(stage, self.name), start.usable, ids, width)
-            self._lags = Lags(self.climbs, self.depth)
+            if self.climbs.most >= 2 * (self.depth + 1):
+                self._lags = Lags(self.climbs, self.depth + 1)
         else:
             pack(self.net)
         self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
 
     def follows(self, requests: Sequence[Request]) -> bool:
-        """Whether the ring has the states of all of them."""
-        return self._lags is not None and all(r in self._lags for r in requests)
+        """Whether the ring has the states of all of them. Only one that guesses alone is asked."""
+        self._alone = self.nodes <= COLUMNS[-1]  # wider guesses are for rounds that are not captured
+        return self._lags is not None and self._alone and all(r in self._lags for r in requests)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
@@ -155,7 +159,7 @@ class Eagle(Drafter):
             for b in able
             if climbs.holds(batch.requests[b])
             and not self._pasts[batch.requests[b].id].base
-            and climbs.fed(budget.depth[b]) <= batch.room[b] + 1
+            and climbs.fed(self._levels(batch, b, budget)) <= batch.room[b] + 1
         ]
         if not members or not climbs.room([batch.requests[b] for b in members]):
             return None
@@ -169,13 +173,24 @@ class Eagle(Drafter):
             self._lags.read([one.request for one in asked])
         return Part(tuple(members), *made, climbs.widths(asked), climbs.width == 1)
 
+    def _levels(self, batch: Batch, b: int, budget: Budget) -> int:
+        """How far to look ahead. What is in the ring can be read here alone, so there the room decides."""
+        depth = budget.depth[b]
+        if self.climbs is None or not self._follows(batch.requests[b]):
+            return depth
+        return min(depth, (batch.room[b] + 1) // self.climbs.width + 1)
+
     def _asked(self, batch: Batch, b: int, budget: Budget) -> Asked:
-        request, depth, nodes = batch.requests[b], budget.depth[b], budget.nodes[b]
+        request, depth, nodes = batch.requests[b], self._levels(batch, b, budget), budget.nodes[b]
         if self._lags is not None and request in self._lags:
-            known = None if batch.blind else missing(request) - self._pasts[request.id].computed
-            return Asked(request, None, self._lags.unread(request, known), depth, nodes)
+            length = 0 if batch.blind else len(request.tokens)
+            return Asked(request, None, self._lags.unread(request, self._behind(batch, request)), depth, nodes, length)
         states = self._unread(request)
         return Asked(request, states, len(states), depth, nodes)
+
+    def _behind(self, batch: Batch, request: Request) -> int | None:
+        """How many states up to the last known token's the host thinks were not read; None where it does not know the text."""
+        return None if batch.blind else missing(request) - self._pasts[request.id].computed
 
     def _follows(self, request: Request) -> bool:
         return self._lags is not None and request in self._lags
@@ -262,16 +277,15 @@ class Eagle(Drafter):
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once, so
         that samples of one prompt share the KV."""
-        rest = self._ringed(batch, proposal, scores)
-        if not rest:
-            return
-        if batch.blind:  # where these stand is not known, and never will be
+        rest = self._outside(batch, scores)
+        if rest and batch.blind:  # where these stand is not known, and never will be
             for b in rest:
                 self.release(batch.requests[b])
-            return
-        found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
-        for b in rest:
-            self._note(batch.requests[b], found[b])
+        elif rest:
+            found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
+            for b in rest:
+                self._note(batch.requests[b], found[b])
+        self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal)
 
     def _note(self, request: Request, states: Tensor) -> None:
         """States of a request from `request.computed` on, as many as the round turns out to have committed."""
@@ -284,36 +298,41 @@ class Eagle(Drafter):
         else:
             self._catch_up(request, request.computed, _CHUNK)
 
-    def _ringed(self, batch: Batch, proposal: Proposal, scores: Scores) -> list[int]:
+    def _outside(self, batch: Batch, scores: Scores) -> list[int]:
         """Those of a round whose states the host must note, because they are not in the ring."""
         lags, climbs = self._lags, self.climbs
         if lags is None or climbs is None:
             return list(range(len(batch)))
-        captured = scores.answer is not None and not climbs.replays.off
-        if not captured:
-            for request in batch.requests:
-                self._leave(request, lags, batch.blind)
+        if scores.answer is None or climbs.replays.off:
+            self._leave([r for r in batch.requests if r in lags], lags, batch.blind)
             return list(range(len(batch)))
         new = [r for r in batch.requests if r not in lags and self._whole(r)]
         for request in new:
             self._catch_up(request, missing(request), 0)
         lags.enter(new, [missing(r) for r in new])
-        lags.grow(batch.requests, proposal, len(scores.features[self.feature]) - len(batch))
         return [b for b, r in enumerate(batch.requests) if r not in lags]
+
+    def _grow(self, followed: list[int], batch: Batch, proposal: Proposal) -> None:
+        """The ring holds more of these requests: as many states as a path is long, or as another drafter's guess may be."""
+        if self._lags is not None and followed:
+            requests = [batch.requests[b] for b in followed]
+            deepest = [max(self.depth, r.params.depth or 0) for r in requests]
+            more = [min(proposal.widths[b], d) if self._alone else BESIDE for b, d in zip(followed, deepest, strict=True)]
+            self._lags.grow(requests, [self._behind(batch, r) for r in requests], [1 + n for n in more])
 
     def _whole(self, request: Request) -> bool:
         """Whether all states up to the last known token's are known or have been read."""
         past = self._pasts.get(request.id)
         return past is not None and not past.base and past.end >= missing(request)
 
-    def _leave(self, request: Request, lags: Lags, blind: bool) -> None:
+    def _leave(self, requests: list[Request], lags: Lags, blind: bool) -> None:
         """A round that was not captured. What the ring holds is read; where it cannot be, the past is lost."""
-        if request not in lags:
-            return
-        past, stands = self._pasts[request.id], request.computed == missing(request) and not blind
-        whole = stands and lags.leave(request)
-        lags.drop(request)
-        past.base, past.computed, past.pieces = 0 if whole else request.computed, request.computed, []
+        standing = [r for r in requests if r.computed == missing(r) and not blind]
+        there = lags.leave(standing)
+        for request in requests:
+            lags.drop(request)
+            past, whole = self._pasts[request.id], there and request in standing
+            past.base, past.computed, past.pieces = 0 if whole else request.computed, request.computed, []
 
     def _begun(self, request: Request) -> Past:
         """A request that begins, maybe with KV that it took over: of earlier ones, all of it (see `shared`), or of its twin."""

@@ -22,6 +22,7 @@ from ..models import checkpoint as files
 from ..models import medusa_heads, medusa_replay
 from ..models.products import pack
 from ..models.replay import Replays
+from ..models.rounds import COLUMNS
 from ..protocols import Drafter, Needs, Start, Teacher
 from ..registry import register
 from ..types import NONE, ROOT, Batch, Budget, Proposal, Request, Scores, Slots, Verdict
@@ -105,7 +106,7 @@ class Medusa(Drafter):
 
     def follows(self, requests: Sequence[Request]) -> bool:
         """Whether the ring has the last state of all of them."""
-        return all(r.id in self._ringed for r in requests)
+        return self.nodes <= COLUMNS[-1] and all(r.id in self._ringed for r in requests)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """One product per head, then the tree. A request whose last state was not seen gets no guesses."""
@@ -143,7 +144,8 @@ class Medusa(Drafter):
         """Guesses in one shape as one replay, where that can hold all of these requests."""
         if self.replays is None or not all(self.replays.holds(batch.requests[b]) for b in members):
             return None
-        asked = [medusa_replay.Asked(r, self._last(r)) for r in (batch.requests[b] for b in members)]
+        requests = [batch.requests[b] for b in members]
+        asked = [medusa_replay.Asked(r, self._last(r), 0 if batch.blind else len(r.tokens)) for r in requests]
         tree_ = medusa_replay.Shape(0, shape.parents, shape.ranks, shape.depths, shape.linear, False)
         made = self.replays.guess(asked, tree_)
         return None if made is None else Part(tuple(members), *made, (len(shape),) * len(members), shape.linear)

@@ -2,8 +2,9 @@
 
 B requests, M rows of known tokens each (right-aligned), k nodes fed per level, D levels. What the host tells is one int64 table
 `given [B, HEAD + M]`: lane, known tokens L (0: nobody), how many of the M rows are in use, address of their states, levels and
-nodes allowed, then the M tokens. Row r reads the state at position L - 1 - M + r and the token after it. Where L is -1, the
-device knows better: the lane has the length, its ring (`ring.py`) states and tokens of what was not read yet.
+nodes allowed, then the M tokens. Row r reads the state at position L - 1 - M + r and the token after it. Where L is -1, states
+and tokens of what was not read yet are in the lane's ring (`ring.py`); known tokens are then in place of the address, and where
+that is 0 the device knows better: the lane has the length.
 """
 
 from __future__ import annotations
@@ -77,8 +78,10 @@ def _stand(
     mine = r < M
     token = tl.load(given + _HEAD + r, mask=mine, other=0)
     if RING:
-        if length < 0:  # the host has not read how far the request is
-            length = tl.load(LENGTH + lane).to(tl.int64)
+        if length < 0:
+            length = tl.load(given + 3)
+            if length == 0:  # the host has not read how far the request is
+                length = tl.load(LENGTH + lane).to(tl.int64)
             fresh = tl.minimum(tl.maximum(length - 1 - tl.load(UPTO + lane), 1), P)
             at = tl.maximum(length - 1 - M + r, 0)
             token = tl.load(RTOKEN + lane * P + at % P, mask=mine, other=0).to(tl.int64)

@@ -199,7 +199,7 @@ def admit(proposal: Proposal, given: Any, vocab: int) -> None:
     could not be, so that nobody has to look. Of two equal siblings the second will never be found."""
     tokens, parents, source, columns = proposal.tokens, proposal.parents, proposal.source, given.tokens.shape[1]
     _admit[(len(proposal.widths),)](
-        tokens, parents, source, proposal.sizes, given.first, given.sizes, given.tokens, given.parents, given.source,
+        tokens, parents, source, proposal.sizes.contiguous(), given.first, given.sizes, given.tokens, given.parents, given.source,
         *(table.stride(i) for i in (0, 1) for table in (tokens, parents, source)), tokens.shape[1], columns, vocab,
         NP=triton.next_power_of_2(max(columns, 1)), LINEAR=proposal.linear, num_warps=1,
     )  # fmt: skip

@@ -42,13 +42,14 @@ class Shape(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A request to guess for: the `states [n, W]` of its last n known tokens but one, None if they are in the ring; at most how
-    many are `unread`; levels and nodes allowed."""
+    many are `unread`; levels and nodes allowed; known tokens, 0 if only the device knows."""
 
     request: Request
     states: Tensor | None
     unread: int
     depth: int
     nodes: int
+    known: int = 0
 
 
 class Climbs:
@@ -94,8 +95,9 @@ class Climbs:
         """Tokens and parents `[C, N]` and sizes `[C]` on the device, which the next climb overwrites; None where it cannot be
         captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed."""
         requests = [a.request for a in asked]
-        depth, fresh = max(a.depth for a in asked), bucket(max(a.unread for a in asked), FRESH)
-        longest = bucket(max(len(r.tokens) + r.flying for r in requests) + depth, LENGTHS)
+        depth, unread = max(a.depth for a in asked), max(a.unread for a in asked)
+        fresh = bucket(min(unread, FRESH[-1]), FRESH)
+        longest = bucket(max(len(r.tokens) + r.flying for r in requests) + depth + unread, LENGTHS)
         count = bucket(len(requests), GUESSING)
         if fresh is None or longest is None or count is None:
             return None
@@ -117,7 +119,7 @@ class Climb:
         b, fresh, k = shape.requests, shape.fresh, shape.width
         self.host = np.zeros((b, HEAD + fresh), dtype=np.int64)
         self.host[:, 0] = owner.stage.machine.padding
-        self.told: list[tuple[int, int, int]] = []
+        self.told: list[tuple[int, int, int, int]] = []
         self.given = torch.from_numpy(self.host).to(device)
         self.stand = Stand.make(b, fresh, k, shape.depth, device)
         self.states = torch.zeros(b * fresh, net.reads, dtype=net.dtype, device=device)
@@ -141,7 +143,7 @@ class Climb:
 
     def play(self, asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Run it. Nothing waits for the device."""
-        told = [(lane, one.depth, one.nodes) for lane, one in zip(lanes, asked, strict=True)]
+        told = [(lane, one.depth, one.nodes, one.known) for lane, one in zip(lanes, asked, strict=True)]
         known = any(one.states is not None for one in asked)
         if known or told != self.told:
             self._tell(asked, lanes)
@@ -156,7 +158,7 @@ class Climb:
         host[:, 1:] = 0
         host[:, 0] = self.owner.stage.machine.padding
         for row, lane, one in zip(host, lanes, asked, strict=False):
-            row[:6] = lane, -1, 0, 0, one.depth, one.nodes
+            row[:6] = lane, -1, 0, one.known, one.depth, one.nodes
             if one.states is not None:
                 tokens, fresh = one.request.tokens, len(one.states)
                 row[1:4] = len(tokens), fresh, one.states.data_ptr()

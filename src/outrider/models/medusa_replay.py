@@ -37,10 +37,12 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to guess for, and the target's last state of it, `[H]`; None if it is in the ring."""
+    """A request to guess for, and the target's last state of it, `[H]`; None if it is in the ring. `known` tokens, 0 if only the
+    device knows."""
 
     request: Request
     state: Tensor | None
+    known: int = 0
 
 
 class MedusaReplays:
@@ -81,7 +83,7 @@ class MedusaReplay:
         b, nodes, self.depth, self.most = shape.requests, len(shape.parents), max(shape.depths), max(shape.ranks) + 1
         self.host = np.zeros((b, HEAD + 1), dtype=np.int64)
         self.host[:, 0] = owner.stage.machine.padding
-        self.told: list[int] = []
+        self.told: list[tuple[int, int]] = []
         self.given = torch.from_numpy(self.host).to(device)
         self.states = torch.zeros(b, owner.heads.hidden, dtype=owner.dtype, device=device)
         at = [(d - 1) * self.most + r for d, r in zip(shape.depths, shape.ranks, strict=True)]
@@ -95,9 +97,10 @@ class MedusaReplay:
     def play(self, asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Run it. Nothing waits for the device."""
         known = any(one.state is not None for one in asked)
-        if known or list(lanes) != self.told:
+        told = [(lane, one.known) for lane, one in zip(lanes, asked, strict=True)]
+        if known or told != self.told:
             self._tell(asked, lanes)
-            self.told = [] if known else list(lanes)
+            self.told = [] if known else told
         self.replay()
         tokens, parents, sizes = (x[: len(asked)] for x in self.out)
         return tokens, parents, sizes
@@ -107,7 +110,7 @@ class MedusaReplay:
         self.host[:] = 0
         self.host[:, 0] = self.owner.stage.machine.padding
         for row, lane, one in zip(self.host, lanes, asked, strict=False):
-            row[:3] = lane, -1, 1
+            row[:4] = lane, -1, 1, one.known
             if one.state is not None:
                 row[1], row[3] = len(one.request.tokens), one.state.data_ptr()
         self.given.copy_(staged(self.host, self.given.device), non_blocking=True)
@@ -119,7 +122,8 @@ class MedusaReplay:
 
         owner, given, (at, above) = self.owner, self.given, self.tree
         lanes = owner.stage.machine.lanes
-        length = torch.where(given[:, 1] < 0, lanes.length.index_select(0, given[:, 0]), given[:, 1])
+        told = given[:, 3].where(given[:, 3] > 0, lanes.length.index_select(0, given[:, 0]).long())
+        length = told.where(given[:, 1] < 0, given[:, 1])
         climb.collect(given, length.sub(2).int(), owner.ring, self.states)
         logits = owner.heads(self.states)[:, : self.depth].flatten(0, 1)
         scores = torch.full((len(logits), owner.shown), float("-inf"), device=given.device)

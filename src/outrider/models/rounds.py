@@ -45,8 +45,8 @@ PATIENCE = 16
 as a hundred rounds."""
 ALIGNED = 4
 """Numbers of four bytes that kernels like to read at once."""
-ADMITTED = 64
-"""Places of guesses that a round remembers."""
+ADMITTED, VIEWS = 64, 256
+"""Places of guesses, and views of what it shows, that a round remembers."""
 
 
 def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: tuple[str, ...] = ()) -> Shape | None:
@@ -114,7 +114,7 @@ class Round:
         self.stands = PassRows(*(self.choice for _ in range(4)))
         self._last: tuple[object, ...] | None = None
         self._slots: Tensor | None = None
-        self._admits: dict[tuple[Any, ...], torch.cuda.CUDAGraph | None] = {}
+        self._admits: dict[tuple[Any, ...], torch.cuda.CUDAGraph | int] = {}
         self._shown: dict[tuple[int, int], tuple[Verdict, PassRows | None, dict[str, Tensor]]] = {}
         self._blank()
         self.graph = machine.captured(self._work)
@@ -166,8 +166,8 @@ class Round:
             self.graph.replay()
 
     def _admit(self, proposal: Proposal) -> None:
-        """Guesses on the device, from where they lie. From places met before, which whoever guesses by a graph has, as a replay:
-        that takes the host a fifth of the time of a launch."""
+        """Guesses on the device, from where they lie. From places met again and again, which whoever guesses by a graph has, as a
+        replay: that takes the host a fifth of the time of a launch."""
         from ..kernels.rounds import admit
 
         def work() -> None:
@@ -175,15 +175,15 @@ class Round:
 
         tensors = (proposal.tokens, proposal.parents, proposal.source, proposal.sizes)
         key = (tuple((t.data_ptr(), t.stride()) for t in tensors), proposal.columns, len(proposal.widths), proposal.linear)
-        replay = self._admits.get(key)
-        if replay is not None:
-            replay.replay()
-            return
-        work()
-        if key in self._admits:
-            self._admits[key] = self.machine.captured(work)
-        elif len(self._admits) < ADMITTED:
-            self._admits[key] = None
+        met = self._admits.pop(key, 0)
+        if not isinstance(met, int):
+            met.replay()
+        else:
+            work()
+            met = (self.machine.captured(work) if met == PATIENCE else None) or met + 1
+        if len(self._admits) >= ADMITTED:
+            del self._admits[next(iter(self._admits))]
+        self._admits[key] = met
 
     def _same(self, play: Play, said: tuple[object, ...] | None) -> bool:
         """Whether the buffer already says what this round needs: the same lanes go on, and the device knows the rest."""
@@ -224,6 +224,8 @@ class Round:
         """The captured rule's answer for so many requests, and of so many rows where they stand and the states that were asked
         for: views that the next round overwrites."""
         found = self._shown.get((count, rows))
+        if len(self._shown) > VIEWS:
+            self._shown.clear()
         if found is None or self.graph is None:  # without a graph, every play makes its own
             n, result = self.shape.columns, self.result[:count]
             table = (result[:, 4 + n : 4 + 2 * n], result[:, 0], result[:, 3 : 4 + n], result[:, 1], result[:, 2])
