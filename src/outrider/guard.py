@@ -51,22 +51,16 @@ class Guard:
     def working(self) -> bool:
         return self.reason is None
 
-    def follows(self, requests: Sequence[Request]) -> bool:
+    def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
         """Whether neither guesses for these requests nor what the drafter notes of their rounds needs anything that only the host
-        learns when a round is read."""
+        learns when a round is read. Without `guessing`, only the notes count."""
         if not self.working:
             return True
         try:
-            follows = getattr(self.drafter, "follows", None)
-            return follows is not None and bool(follows(requests))
+            return bool(self.drafter.follows(requests, guessing))
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return True
-
-    @property
-    def reads(self) -> bool:
-        """Whether the drafter reads the target's states of every round, which it must be able to place."""
-        return self.working and bool(self.drafter.needs.features)
 
     def start(self, start: Start) -> None:
         """Start the drafter; what is the user's to mend (a mismatch, a missing model) is raised."""
@@ -76,6 +70,16 @@ class Guard:
             raise
         except (Exception, SystemExit) as error:
             self._stop(f"it failed to start with {type(error).__name__}: {error}")
+
+    def renew(self) -> bool:
+        """Let the drafter begin anew, if it can; see `Drafter.renew`."""
+        try:
+            done = self.working and bool(self.drafter.renew())
+        except (Exception, SystemExit):
+            return False
+        self._strikes, self._forced = 0, Forced(self._vocab)
+        self._starved.clear()
+        return done
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """The drafter's guesses if they are sound, else none; and what requests' own processors know ahead of it."""
@@ -108,7 +112,8 @@ class Guard:
         """Let the drafter see the round: copies of what was decided, unless it goes on without them."""
         if not self.working or not self.observes:
             return
-        seen = verdict if scores.answer is not None and self.follows(batch.requests) else _copied(verdict)
+        goes_on = bool(self.drafter.needs.features) and self.follows(batch.requests, any(proposal.widths))
+        seen = verdict if scores.answer is not None and goes_on else _copied(verdict)
         try:
             with _kept(batch):
                 self.drafter.observe(batch, *self._forced.apart(proposal, seen, scores))

@@ -13,14 +13,13 @@ from . import noise
 from .accept import PerRequest, lossless
 from .choice import Choice
 from .config import SamplingParams
-from .engine import Engine
 from .errors import BadInput, OutOfMemory
-from .guard import Guard
-from .loading import Parts, Setup, assemble, make_scheduler, start_for
+from .loading import Parts, Setup, assemble
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
-from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
+from .protocols import Drafter
 from .results import Chunk, Result
+from .seat import Seat
 from .text import TextStream
 from .types import FINISH_NAMES, Committed, Finish, Request, Stats
 from .watch import Watch
@@ -71,12 +70,12 @@ class LLM:
         self._choice = Choice(model, self.notices, device)
         self.accept = PerRequest(accept)
         controllers.check(control)
-        self.control, self._shelf = control, controllers.Shelf()
+        self.control = control
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
         parts, drafter = self._assemble(setup, draft, progress or (lambda line: None))
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
-        self._prefix_cache = prefix_cache
-        self.engine, self._pool = self._fit(draft, drafter, self.accept)
+        self._seat = Seat(self._target, self._choice, self.name, self.tokenizer, prefix_cache)
+        self.engine = self._seat.take(draft, drafter, self.accept, control)
         self._count = 0
         self._current: list[Request] = []
         self._inboxes: dict[int, deque[Committed]] = {}
@@ -103,66 +102,17 @@ class LLM:
                 if not self._choice.pass_over(draft, error):
                     raise
 
-    def _fit(self, draft: str, drafter: Drafter, accept: AcceptanceRule) -> tuple[Engine, object]:
-        """An engine with `drafter`, and what it has in the KV pool. If it cannot be started, the target is as before; if it was
-        picked by `auto`, the next best one is tried."""
-        while True:
-            needs, start = self._target.needs, None
-            try:
-                start = start_for(self._target, drafter, self.name, self.tokenizer)
-                engine = self._engine(drafter, start, accept)
-                why = engine.drafter.reason
-                if why is None or not self._choice.pass_over(draft, why):
-                    return engine, start.pool
-            except Exception as error:
-                self._undo(needs, start)
-                if not self._choice.pass_over(draft, error):
-                    raise
-            else:
-                self._undo(needs, start)
-            drafter = self._choice.drafter(draft)
-
-    def _undo(self, needs: Needs, start: Start | None) -> None:
-        """Take back what a drafter was given that is not to be."""
-        self._target.needs = needs
-        self._target.cache.detach(start.pool if start is not None else None)
-
-    def _engine(self, drafter: Drafter, start: Start, accept: AcceptanceRule) -> Engine:
-        """The target with a drafter that has been started, and a rule."""
-        guard = Guard(drafter, self._target.vocab_size, self._capture_nothing)
-        guard.start(start)
-        scheduler = make_scheduler(self._target, drafter, self._prefix_cache)
-        return Engine(self._target, guard, scheduler, accept, self._controller(drafter))
-
-    def _controller(self, drafter: Drafter) -> Controller:
-        """One that knows what passes cost already, where it is cheap to find out."""
-        made = controllers.make(self.control, drafter, self._shelf)
-        if self._target.device.type == "cuda":
-            controllers.calibrate(self._target, made)
-        return made
-
-    def _capture_nothing(self) -> None:
-        """A drafter that is off has no needs."""
-        self._target.needs = Needs()
-
     def switch(self, draft: str, accept: str = "coupled", control: str | None = None) -> None:
         """Another drafter and rule on the model that is loaded, for requests to come; `control` None: the same kind of
         controller, which begins with what was learned of this drafter before. Raises `BadInput` while any is running, or where
         a name or options are wrong, `DrafterMismatch` where the drafter does not fit."""
         if not self.engine.scheduler.idle:
             raise BadInput("cannot switch the drafter while requests are running; finish or close them first")
-        accept_rule, drafter = PerRequest(accept), self._choice.drafter(draft)
-        sinks, kept = self.engine.sinks, self.control
-        controllers.check(control or kept)
-        self.control = control or kept
-        try:
-            engine, pool = self._fit(draft, drafter, accept_rule)
-        except Exception:
-            self.control = kept  # the old drafter stays
-            raise
-        self._target.cache.detach(self._pool)
-        engine.sinks, self._pool = sinks, pool
-        self.engine, self.accept = engine, accept_rule
+        accept_rule, drafter, control = PerRequest(accept), self._choice.drafter(draft), control or self.control
+        controllers.check(control)
+        engine = self._seat.take(draft, drafter, accept_rule, control)
+        engine.sinks = self.engine.sinks
+        self.engine, self.accept, self.control = engine, accept_rule, control
 
     @property
     def drafter_name(self) -> str:

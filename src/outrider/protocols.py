@@ -1,8 +1,7 @@
 """The seams: stubs and contracts only. Anything that honours one of these can take its place.
 
 Third parties implement `Drafter` (one file, see examples/); the rest is for those who bring a model, a cache or a
-controller of their own.
-"""
+controller of their own."""
 
 from __future__ import annotations
 
@@ -31,12 +30,11 @@ class KVNeed:
 class Needs:
     """What a drafter asks of the engine. Declared once, never sniffed; what is not asked for is not captured.
 
-    `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers,
-    side by side; `mid` is layer L//2, -3 is L - 3: rounds then show it by number), each `[R, width]` for every row of every
-    pass, prompt rows included. `logits`: raw fp32 logits of the
-    scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to `start`. `gaps`: a prompt's beginning may be taken over
-    from earlier requests, KV and all, and its rows (the first `Request.taken`) are then never shown.
-    """
+    `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers, side by
+    side; `mid` is layer L//2, -3 is L - 3: rounds then show it by number), each `[R, width]` for every row of every pass,
+    prompt rows included. `logits`: raw fp32 logits of the scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to
+    `start`. `gaps`: a prompt's beginning may be taken over from earlier requests, KV and all: its rows (`Request.taken`) are
+    then never shown."""
 
     features: tuple[str, ...] = ()
     logits: bool = False
@@ -62,8 +60,7 @@ class Cache(Protocol):
     A cache may share blocks within a `Request.group`. `find` gives blocks that hold the beginning of some tokens, `head` those of
     a running request; a request that `adopt`s them begins with their tokens, and must not write there. `publish` notes that the
     KV of a request's first tokens is final, so that others may find it, even after its release. `attach`ed memory shares the
-    slots, so that attaching forgets all that was published; `detach` gives it back.
-    """
+    slots, so that attaching forgets all that was published; `detach` gives it back."""
 
     capacity: int
     block_size: int
@@ -87,6 +84,7 @@ class Cache(Protocol):
     def publish(self, request: Request, length: int) -> None: ...
     def attach(self, need: KVNeed) -> PoolView: ...
     def detach(self, pool: object) -> None: ...
+    def reattach(self, pool: object) -> None: ...
 
 
 class Sampler(Protocol):
@@ -95,8 +93,7 @@ class Sampler(Protocol):
     `scores` gives `[S, V]` perturbed scores, -inf where a processor forbids a token: their argmax is the token, their best few
     are a tree's children. `choose` is that argmax, without the work of scores nobody reads; NONE where no token is allowed or
     the logits are not finite. `law` gives the unnormalised log-probabilities it draws from, `[S, at most V]`. `check`
-    raises `BadInput` for ids outside the vocabulary. `logits [S, V]` are not changed.
-    """
+    raises `BadInput` for ids outside the vocabulary. `logits [S, V]` are not changed."""
 
     def scores(self, logits: Tensor, slots: Slots) -> Tensor: ...
     def choose(self, logits: Tensor, slots: Slots) -> Tensor: ...
@@ -111,8 +108,7 @@ class DraftSampler(Sampler, Protocol):
 
     A drafter that took slot s's children from its scores of slot s, the best ones in falling order, their number settled before
     it looked (`Request.sampled`), says so with `attach`, which puts those probabilities into `Proposal.q`. One that does not is
-    as exact, and its guesses are accepted as often as the target would draw them by itself.
-    """
+    as exact, and its guesses are accepted as often as the target would draw them by itself."""
 
     def attach(self, batch: Batch, proposal: Proposal) -> Proposal: ...
 
@@ -145,8 +141,7 @@ class TargetView(Protocol):
     `"scratch"` writes over them.
 
     `rows` gives the weights of embeddings and vocabulary head, `[V, H]` each, for drafters that store none of their own. `stage`
-    is where a drafter's work can be captured (`models.replay.Stage`), None where it cannot.
-    """
+    is where a drafter's work can be captured (`models.replay.Stage`), None where it cannot."""
 
     vocab_size: int
     num_layers: int
@@ -175,7 +170,8 @@ class TargetView(Protocol):
 class Start:
     """What a drafter is given once, before the first round: facts about the target, and what it declared it needs. `vocab` maps
     token strings to ids, where the `tokenizer` is known; `kv_tokens` is how many tokens the target's KV pool holds, in blocks of
-    `kv_block`; `usable`: ids below it can be chosen. `fingerprint` tells the target's weights apart (empty: not known)."""
+    `kv_block`; `usable`: ids below it can be chosen. `fingerprint` tells the target's weights apart (empty: not known). `alone`:
+    all guesses of a round are its own."""
 
     name: str
     vocab_size: int
@@ -191,12 +187,13 @@ class Start:
     usable: int = 0
     tokenizer: Tokenizer | None = None
     fingerprint: str = ""
+    alone: bool = True
 
 
 class Target(Protocol):
     """The model that decides. `admits`: `score` will itself put right what could not be in guesses on the device. `place` puts
-    guesses where `score` wants them. `score` runs one pass over pending tokens and
-    guesses; `keep` makes the accepted path's KV the sequence's KV and forgets the rest; `release` forgets a request."""
+    guesses where `score` wants them. `score` runs one pass over pending tokens and guesses; `keep` makes the accepted path's KV
+    the sequence's and forgets the rest; `release` forgets a request."""
 
     vocab_size: int
     max_len: int
@@ -215,22 +212,21 @@ class Target(Protocol):
 @runtime_checkable
 class Drafter(Protocol):
     """Guesses. Nothing it does can change the text: a wrong guess costs time, a crash switches it off.
-
     `depth` and `nodes` say how far it would like to look ahead; the controller may give less. `start` is called once.
     `propose` returns guesses for `batch` within `budget` and must not change the batch; a request with
     `budget.nodes[b] == 0` gets none. `observe` runs every round, prefill included, after the verdict and before the committed
     tokens appear in `request.tokens`; a drafter may have been idle for any number of rounds, and `request.tokens` always tells
-    the whole truth. `release` forgets a request.
-    """
+    the whole truth. `release` forgets a request."""
 
     name: str
     depth: int = 8
     nodes: int = 8
     needs: Needs = Needs()
 
-    def follows(self, requests: Sequence[Request]) -> bool:
-        """Whether it needs nothing of these requests that the host learns by reading a round: then rounds are launched ahead."""
-        return False
+    def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
+        """Whether it needs nothing of these requests that the host learns by reading a round, for its notes and (if `guessing`)
+        for guesses: then rounds are launched ahead."""
+        return not guessing and not self.needs.features
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """Bytes of the device that `start` will take: once, and for each token of the target's KV pool (beside `needs.kv`)."""
@@ -238,6 +234,10 @@ class Drafter(Protocol):
 
     def start(self, start: Start) -> None:
         """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""
+
+    def renew(self) -> bool:
+        """Forget all texts, as if just started; False where that cannot be: another is made in its place. No request runs."""
+        return False
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal: ...
 
@@ -312,8 +312,7 @@ class Pupil(Protocol):
     nested frozen dataclass `Training` of them. `loss` gives a scalar and figures to show by name, of which `acceptance` (the
     share of guesses that are the target's own, or one by position `[K]`) decides how long training goes on; `save` writes a
     directory, which the drafter's `path` option accepts, of safetensors and `config.json` alone. A pupil may have a `rate`, the
-    learning rate that suits it.
-    """
+    learning rate that suits it."""
 
     module: torch.nn.Module
     features: tuple[str, ...]

@@ -373,10 +373,10 @@ def test_a_member_that_is_off_wants_no_states() -> None:
         needs = Needs(("hidden:last",), gaps=True)
 
     engine = tiny.World().engine(Hybrid.of([Reading("propose", 0), Told("one", [5])]))
-    assert engine.drafter.reads
+    assert not engine.drafter.follows((), guessing=False)
     with pytest.warns(OutriderWarning, match="its member 'crasher' was switched off"):
         engine.drafter.propose(batch(1), Budget((2,), (2,)))
-    assert not engine.drafter.reads and engine.drafter.working
+    assert engine.drafter.follows((), guessing=False) and engine.drafter.working
 
 
 def test_when_none_is_left_the_hybrid_is_switched_off() -> None:

@@ -174,6 +174,13 @@ class Pool:
         if isinstance(pool, AttachedPool):
             self._stores = [store for store in self._stores if store is not pool._store]
 
+    def reattach(self, pool: object) -> None:
+        """What was attached once, and maybe detached, as if attached now."""
+        if isinstance(pool, AttachedPool):
+            self.forget()
+            pool._store.zero(0, self._total)
+            self._stores = [*(store for store in self._stores if store is not pool._store), pool._store]
+
     def scrub(self, request: Request) -> None:
         """Zero all that a request alone holds, and the scratch page, which its pass may have written to: for a request whose
         scores were not finite. Blocks it gave back before were zeroed then."""

@@ -117,6 +117,10 @@ class DraftModel(Drafter):
         plain = self.bridge is None and self.width == 1 and answers >= start.usable > 0
         self.chains = Chains(decoder, self.cache, start.usable, ids) if plain and anchors(self.cache) else None
 
+    def renew(self) -> bool:
+        """What it keeps belongs to requests."""
+        return True
+
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """Weights, and KV for as many tokens as the target has, or for `tokens`. A hub id not fetched yet is fetched."""
         size = footprint(weights.resolve(self.config.path))

@@ -73,7 +73,7 @@ class Eagle(Drafter):
         self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
         self._lags: Lags | None = None
-        self._alone = False
+        self._alone = True
         self._hopes: dict[int, Tensor | None] = {}
         self.climbs: Climbs | None = None
 
@@ -96,7 +96,7 @@ class Eagle(Drafter):
         rows = eagle_files.Rows(*start.view.rows())
         self.net, ids = eagle_files.build(made, rows, start.dtype, start.name)
         self.pool: PoolView = start.pool
-        self.sampler, self.device = start.sampler, start.device
+        self.sampler, self.device, self._alone = start.sampler, start.device, start.alone
         width = min(self.config.width, self.found.plan.vocab)
         stage, self.climbs, self._lags = start.view.stage, None, None
         if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
@@ -108,10 +108,14 @@ class Eagle(Drafter):
             pack(self.net)
         self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
 
-    def follows(self, requests: Sequence[Request]) -> bool:
-        """Whether the ring has the states of all of them. Only one that guesses alone is asked."""
-        self._alone = self.nodes <= COLUMNS[-1]  # wider guesses are for rounds that are not captured
-        return self._lags is not None and self._alone and all(r in self._lags for r in requests)
+    def renew(self) -> bool:
+        """What it keeps belongs to requests."""
+        return True
+
+    def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
+        """Whether the ring has the states of all of them. Wide guesses are for rounds that are not captured."""
+        captured = self.nodes <= COLUMNS[-1] or not guessing
+        return self._lags is not None and captured and all(r in self._lags for r in requests)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""

@@ -130,7 +130,8 @@ class Hybrid(Drafter):
         self._start = start
         for member in self.members:
             needs = member.drafter.needs
-            own = replace(start, view=start.view if needs.target else None, pool=start.pool if needs.kv is not None else None)
+            view, pool = start.view if needs.target else None, start.pool if needs.kv is not None else None
+            own = replace(start, view=view, pool=pool, alone=False)
             try:
                 member.drafter.start(own)
             except OutriderError:
@@ -139,6 +140,17 @@ class Hybrid(Drafter):
                 if self.whole:
                     raise
                 self._stop(member, f"it failed to start with {type(error).__name__}: {error}")
+
+    def renew(self) -> bool:
+        """If all members can, it can."""
+        if not all(m.reason is None and m.drafter.renew() for m in self.members):
+            return False
+        self._join([m.drafter for m in self.members], self.merge, self.whole)
+        return True
+
+    def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
+        """Guesses are looked up in the text; while there are none, all members may be able to go on."""
+        return not guessing and all(m.reason is not None or m.drafter.follows(requests, False) for m in self.members)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
@@ -307,7 +319,10 @@ class Hybrid(Drafter):
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
         self._passed += 1
-        parts, maps = (self._parts, self._maps) if proposal.columns else ({}, {})
+        if not proposal.columns:
+            self._idle(batch, verdict, scores)
+            return
+        parts, maps = self._parts, self._maps
         self._parts, self._maps = {}, {}
         for member in self.members:
             if member.reason is not None:
@@ -324,13 +339,24 @@ class Hybrid(Drafter):
             if type(member.drafter).observe is Drafter.observe:
                 continue
             needs = member.drafter.needs
-            told = scores
-            if proposal.columns and (needs.features or needs.logits or part.columns):
-                told = _joint.scores_for(renamed, back, seen, verdict, scores)
-            try:
-                member.drafter.observe(batch, part, seen, told)
-            except (Exception, SystemExit) as error:
-                self._stop(member, f"it failed while observing with {type(error).__name__}: {error}")
+            shown = needs.features or needs.logits or part.columns
+            told = _joint.scores_for(renamed, back, seen, verdict, scores) if shown else scores
+            self._show(member, batch, part, seen, told)
+
+    def _idle(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
+        """A round without guesses: nothing is to be told apart, and nothing has to be read."""
+        self._parts, self._maps, nothing = {}, {}, Proposal.empty(len(batch), self._start.device)
+        for member in self.members:
+            for record in member.records.values():
+                record.fade()
+            if member.reason is None and type(member.drafter).observe is not Drafter.observe:
+                self._show(member, batch, nothing, verdict, scores)
+
+    def _show(self, member: Member, batch: Batch, part: Proposal, verdict: Verdict, scores: Scores) -> None:
+        try:
+            member.drafter.observe(batch, part, verdict, scores)
+        except (Exception, SystemExit) as error:
+            self._stop(member, f"it failed while observing with {type(error).__name__}: {error}")
 
     def _count(self, member: Member, batch: Batch, seen: Verdict, drafted: bool) -> None:
         """Book what became of a member's guesses. What was turned down in favour of another's cannot be told."""

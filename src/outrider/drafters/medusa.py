@@ -100,11 +100,15 @@ class Medusa(Drafter):
         else:
             pack(self.heads)
 
+    def renew(self) -> bool:
+        """What it keeps belongs to requests."""
+        return True
+
     @cached_property
     def _none(self) -> Tensor:
         return torch.zeros(0, dtype=torch.int64, device=self._began.device)
 
-    def follows(self, requests: Sequence[Request]) -> bool:
+    def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
         """Whether the ring has the last state of all of them."""
         return self.nodes <= COLUMNS[-1] and all(r.id in self._ringed for r in requests)
 

@@ -19,7 +19,7 @@ class NoDrafter(Drafter):
     def __init__(self, config: None = None) -> None:
         pass
 
-    def follows(self, requests: Sequence[Request]) -> bool:
+    def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
         return True
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:

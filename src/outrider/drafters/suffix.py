@@ -310,6 +310,11 @@ class Suffix(Drafter):
     def start(self, start: Start) -> None:
         self._device = start.device
 
+    def renew(self) -> bool:
+        """Forget finished texts."""
+        self.finished = Shared(self.config.global_tokens) if self.config.global_tokens else None
+        return True
+
     def isolate(self) -> None:
         """Keep groups apart from now on."""
         self.config = replace(self.config, isolate=True)

@@ -7,7 +7,8 @@ want of memory or because something cannot be captured; a warning says so once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -20,8 +21,10 @@ from .loans import Loans
 from .rounds import Machine, capture
 
 T = TypeVar("T")
-MOST = 32
+MOST = 64
 """Shapes that a drafter keeps captured at once."""
+PATIENCE = 64
+"""Times that a shape not captured yet is wanted, and a roomier one that is captured played in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,17 @@ class Replays(Generic[T]):
     def __init__(self, stage: Stage, name: str) -> None:
         self.stage, self.name = stage, name
         self.off = False
-        self._made: dict[Hashable, T] = {}
+        self._made: dict[tuple[Any, ...], T] = {}
+        self._wanted = Counter[tuple[Any, ...]]()
 
-    def get(self, shape: Hashable, make: Callable[[], T]) -> T | None:
-        """What was made for a shape, made now if it is new; None where there is none."""
+    def get(self, shape: tuple[Any, ...], make: Callable[[], T]) -> T | None:
+        """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither, None
+        where it cannot be."""
         if self.off:
             return None
+        if shape not in self._made and self._wanted[shape] < PATIENCE:
+            self._wanted[shape] += 1
+            shape = min((s for s in self._made if within(shape, s)), default=shape)
         found = self._made.pop(shape, None)
         if found is None:
             if len(self._made) >= MOST:
@@ -90,3 +98,9 @@ class Replays(Generic[T]):
         """`work` as one replay of a graph; where there are no graphs, as it is."""
         machine = self.stage.machine
         return capture(work, machine.pool).replay if machine.graphs else work
+
+
+def within(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether what was captured for `other` can do what `shape` asks for: its numbers are no smaller, all else is the same."""
+    pairs = zip(shape, other, strict=True)
+    return all(a <= b if isinstance(a, int) and isinstance(b, int) else a == b for a, b in pairs)

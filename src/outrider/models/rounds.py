@@ -7,10 +7,12 @@ buckets of its own, so it is never padded to a tree's rows. Graphs are captured 
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,9 +42,11 @@ COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 MOST = 128
 """Shapes that are kept captured at once."""
-PATIENCE = 16
+PATIENCE = 128
 """Times that a shape not captured yet is wanted, and a roomier one that is captured played in its place: capturing takes as long
-as a hundred rounds."""
+as dozens of rounds."""
+OFTEN = 16
+"""Times after which it is worth a replay to bring guesses from where they lie."""
 ALIGNED = 4
 """Numbers of four bytes that kernels like to read at once."""
 ADMITTED, VIEWS = 64, 256
@@ -64,16 +68,32 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: 
 
 
 def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
-    """`work` as a graph, after one run beside the current stream that builds its kernels."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    """`work` as a graph, after one run beside the current stream that builds its kernels. Caches of memory stay as they are: to
+    empty them, as `torch.cuda.graph` does, makes the next rounds ask the driver for it again. No garbage is collected meanwhile,
+    since to free what other graphs held breaks a capture; nor do other threads' calls (a server's, say) break it."""
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), _uncollected():
         work()
+        torch.cuda.synchronize()
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            work()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
     return graph
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if on:
+            gc.enable()
 
 
 def bucket(count: int, steps: Sequence[int]) -> int | None:
@@ -180,7 +200,7 @@ class Round:
             met.replay()
         else:
             work()
-            met = (self.machine.captured(work) if met == PATIENCE else None) or met + 1
+            met = (self.machine.captured(work) if met == OFTEN else None) or met + 1
         if len(self._admits) >= ADMITTED:
             del self._admits[next(iter(self._admits))]
         self._admits[key] = met

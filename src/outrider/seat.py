@@ -1,0 +1,138 @@
+"""The drafter's place beside a loaded model: who takes it is started, and whoever comes back goes on with what it has.
+
+On a GPU a drafter's guesses are captured as graphs, which takes longer than many answers. So the one that left last is kept, with
+its memory under the KV pool's slots, while whoever follows takes none. What it learned of texts it forgets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import control as controllers
+from .choice import Choice
+from .control.shelf import title
+from .engine import Engine
+from .guard import Guard
+from .loading import make_scheduler, start_for
+from .models.target import ModelTarget
+from .models.tokenizer import TextTokenizer
+from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A drafter with what it was given. `title` says who it is, its files included."""
+
+    guard: Guard
+    start: Start
+    needs: Needs
+    title: str
+
+
+class Seat:
+    """Puts drafters beside `target`. `shelf`: what controllers learned of them."""
+
+    def __init__(self, target: ModelTarget, choice: Choice, name: str, tokenizer: TextTokenizer, prefix_cache: bool) -> None:
+        self.target, self.choice, self.name, self.tokenizer, self.prefix_cache = target, choice, name, tokenizer, prefix_cache
+        self.shelf = controllers.Shelf()
+        self._now: Started | None = None
+        self._kept: Started | None = None
+
+    def take(self, draft: str, drafter: Drafter, accept: AcceptanceRule, control: str) -> Engine:
+        """An engine with `drafter`, or with one like it that was here before. If it cannot be started, all is as before; where
+        `auto` picked it, the next best one is tried."""
+        before = self.target.needs
+        while True:
+            started = None
+            try:
+                started = self._kept_for(drafter) or self._begin(drafter)
+                why = started.guard.reason
+                if why is None or not self.choice.pass_over(draft, why):
+                    engine = self._engine(started, accept, control)
+                    self._settle(started)
+                    return engine
+            except Exception as error:
+                self._undo(before, started)
+                if not self.choice.pass_over(draft, error):
+                    raise
+            else:
+                self._undo(before, started)
+            drafter = self.choice.drafter(draft)
+
+    def _kept_for(self, drafter: Drafter) -> Started | None:
+        """One that was here before and cannot be told from `drafter`, as if just started."""
+        wanted = who(drafter)
+        found = next((s for s in (self._now, self._kept) if s is not None and s.title == wanted != ""), None)
+        if found is None or not found.guard.renew():
+            return None
+        self.target.needs = found.needs
+        self.target.cache.reattach(found.start.pool)
+        return found
+
+    def _begin(self, drafter: Drafter) -> Started:
+        """Start one. Memory that it may need is not kept for another."""
+        if self._takes_memory(drafter):
+            self._kept = None
+        start = start_for(self.target, drafter, self.name, self.tokenizer)
+        guard = Guard(drafter, self.target.vocab_size, self._capture_nothing)
+        try:
+            guard.start(start)
+        except BaseException:
+            self.target.cache.detach(start.pool)
+            raise
+        return Started(guard, start, self.target.needs, who(drafter))
+
+    def _engine(self, started: Started, accept: AcceptanceRule, control: str) -> Engine:
+        """The target with a drafter that has been started, and a rule."""
+        drafter = started.guard.drafter
+        scheduler = make_scheduler(self.target, drafter, self.prefix_cache)
+        return Engine(self.target, started.guard, scheduler, accept, self._controller(drafter, control))
+
+    def _controller(self, drafter: Drafter, control: str) -> Controller:
+        """One that knows what passes cost already, where it is cheap to find out."""
+        made = controllers.make(control, drafter, self.shelf)
+        if self.target.device.type == "cuda":
+            controllers.calibrate(self.target, made)
+        return made
+
+    def _settle(self, started: Started) -> None:
+        """The one before leaves."""
+        left, self._now = self._now, started
+        if self._kept is started:
+            self._kept = None
+        if left is not None and left is not started:
+            self.target.cache.detach(left.start.pool)
+            if left.guard.working and left.title and not self._takes_memory(started.guard.drafter):
+                self._kept = left
+
+    def _takes_memory(self, drafter: Drafter) -> bool:
+        try:
+            return drafter.needs.kv is not None or any(drafter.memory(self.target.decoder.dtype))
+        except Exception:  # it cannot tell, or will fail to start
+            return True
+
+    def _undo(self, needs: Needs, started: Started | None) -> None:
+        """Take back what a drafter was given that is not to be."""
+        self.target.needs = needs
+        if started is not None and started is not self._now:
+            self.target.cache.detach(started.start.pool)
+
+    def _capture_nothing(self) -> None:
+        """A drafter that is off has no needs."""
+        self.target.needs = Needs()
+
+
+def who(drafter: Drafter) -> str:
+    """Name, options, members and files of a drafter that can begin anew; empty for others."""
+    members = [who(m.drafter) for m in getattr(drafter, "members", ())]
+    if type(drafter).renew is Drafter.renew or not all(members):
+        return ""
+    path = getattr(drafter, "path", None)
+    return f"{title(drafter)} {members} {_files(path) if isinstance(path, Path) else ''}"
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """What tells whether a file, or one in a directory, was written anew."""
+    found = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    return [(p.name, s.st_mtime_ns, s.st_size) for p in found for s in [p.stat()]]
