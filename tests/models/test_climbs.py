@@ -185,8 +185,8 @@ class TestReplays:
     def test_of_too_many_the_one_longest_unused_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replay, "MOST", 2)
         made = self.made()
-        assert [made.get(s, lambda: "new") for s in (1, 2, 1, 3)] == ["new"] * 4
-        assert [made.get(s, lambda: "other") for s in (1, 2)] == ["new", "other"]
+        assert [made.get((s,), lambda: "new") for s in "abac"] == ["new"] * 4
+        assert [made.get((s,), lambda: "other") for s in "ab"] == ["new", "other"]
 
     def test_what_cannot_be_captured(self) -> None:
         def make() -> str:
@@ -194,10 +194,10 @@ class TestReplays:
 
         made = self.made()
         with pytest.warns(OutriderWarning, match="somebody is not captured"):
-            assert made.get(1, make) is None
+            assert made.get((1,), make) is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert made.get(2, lambda: "never") is None
+            assert made.get((2,), lambda: "never") is None
 
     def test_memory_that_can_be_had(self) -> None:
         made, tries = self.made(), []
@@ -208,7 +208,7 @@ class TestReplays:
                 raise torch.OutOfMemoryError("no memory")
             return "new"
 
-        assert made.get(1, make) == "new"
+        assert made.get((1,), make) == "new"
 
 
 if CUDA:

@@ -112,10 +112,10 @@ def children(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return token, gain
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["level", "first", "M", "P"])
 def _select(
     GIVEN, KNOWN, TOKEN, GAIN, fTOTAL, fCOLUMN, fPATH, aTOKEN, aPARENT, aTOTAL, nTOKEN, nROW, nCOLUMN, nTOTAL, nPATH, sG, level,
-    first, M, ROWS: tl.constexpr, K: tl.constexpr, IP: tl.constexpr, P: tl.constexpr, PP: tl.constexpr, ROOT: tl.constexpr,
+    first, M, P, ROWS: tl.constexpr, K: tl.constexpr, IP: tl.constexpr, PP: tl.constexpr, ROOT: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     i = tl.arange(0, IP)
@@ -158,14 +158,14 @@ def select(
     depth = old.path.shape[1]
     _select[(requests,)](
         given, known, *found, old.total, old.column, old.path, all_.token, all_.parent, all_.total,
-        new.token, new.row, new.column, new.total, new.path, given.stride(0), level, first, all_.token.shape[1],
-        ROWS=many, K=width, IP=triton.next_power_of_2(many * width), P=depth, PP=triton.next_power_of_2(depth), ROOT=level == 0,
+        new.token, new.row, new.column, new.total, new.path, given.stride(0), level, first, all_.token.shape[1], depth,
+        ROWS=many, K=width, IP=triton.next_power_of_2(many * width), PP=triton.next_power_of_2(depth), ROOT=level == 0,
         num_warps=1,
     )  # fmt: skip
 
 
-@triton.jit
-def _rank(GIVEN, TOTAL, KEPT, sG, M: tl.constexpr, T: tl.constexpr):
+@triton.jit(do_not_specialize=["M"])
+def _rank(GIVEN, TOTAL, KEPT, sG, M, T: tl.constexpr):
     b = tl.program_id(0)
     c = tl.program_id(1) * T + tl.arange(0, T)
     mine = tl.load(TOTAL + b * M + c, mask=c < M, other=float("-inf"))
@@ -179,8 +179,8 @@ def _rank(GIVEN, TOTAL, KEPT, sG, M: tl.constexpr, T: tl.constexpr):
     tl.store(KEPT + b * M + c, ((rank < most) & (mine > float("-inf"))).to(tl.int32), mask=c < M)
 
 
-@triton.jit
-def _keep(TOKEN, PARENT, KEPT, TOKENS, PARENTS, SIZES, M: tl.constexpr, T: tl.constexpr):
+@triton.jit(do_not_specialize=["M"])
+def _keep(TOKEN, PARENT, KEPT, TOKENS, PARENTS, SIZES, M, T: tl.constexpr):
     b = tl.program_id(0)
     c = tl.program_id(1) * T + tl.arange(0, T)
     mine = tl.load(KEPT + b * M + c, mask=c < M, other=0)
@@ -208,8 +208,8 @@ def keep(given: Tensor, all_: Offered, tokens: Tensor, parents: Tensor, sizes: T
     in the order in which they were offered. What leads to a kept node is kept: it is worth no less, and came before."""
     requests, nodes = tokens.shape
     grid = (requests, triton.cdiv(nodes, _TILE))
-    _rank[grid](given, all_.total, all_.kept, given.stride(0), M=nodes, T=_TILE, num_warps=4)
-    _keep[grid](all_.token, all_.parent, all_.kept, tokens, parents, sizes, M=nodes, T=_TILE, num_warps=4)
+    _rank[grid](given, all_.total, all_.kept, given.stride(0), nodes, T=_TILE, num_warps=4)
+    _keep[grid](all_.token, all_.parent, all_.kept, tokens, parents, sizes, nodes, T=_TILE, num_warps=4)
 
 
 @triton.jit

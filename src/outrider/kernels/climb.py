@@ -63,11 +63,10 @@ def _slot(TABLE, lane, virtual, NB, there, BLOCK: tl.constexpr):
     return tl.where(there & (block > 0), block * BLOCK + virtual % BLOCK, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B", "M", "D"])
 def _stand(
-    GIVEN, LENGTH, TABLE, RTOKEN, UPTO, TOKEN, WRITE, ATTEND, POS, NWRITE, NATTEND, NPOS, KNOWN, LANE, ASKED, NB, sG,
-    B: tl.constexpr, M: tl.constexpr, MP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    P: tl.constexpr, RING: tl.constexpr,
+    GIVEN, LENGTH, TABLE, RTOKEN, UPTO, TOKEN, WRITE, ATTEND, POS, NWRITE, NATTEND, NPOS, KNOWN, LANE, ASKED, NB, sG, B, M, D,
+    MP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BLOCK: tl.constexpr, P: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     given = GIVEN + b.to(tl.int64) * sG
@@ -118,14 +117,14 @@ def stand(given: Tensor, lanes: Lanes, ring: Ring | None, width: int, out: Stand
     tokens, upto = (lanes.last, lanes.length) if ring is None else (ring.tokens, ring.upto)
     _stand[(requests,)](
         given, lanes.length, table, tokens, upto, out.token, out.write, out.attend, out.position, out.node_write, out.node_attend,
-        out.node_position, out.known, out.lane, out.asked, table.shape[1], given.stride(0),
-        B=requests, M=rows, MP=triton.next_power_of_2(rows), K=width, KP=triton.next_power_of_2(width), D=len(out.asked),
-        BLOCK=BLOCK, P=PLACES, RING=ring is not None, num_warps=1,
+        out.node_position, out.known, out.lane, out.asked, table.shape[1], given.stride(0), requests, rows, len(out.asked),
+        MP=triton.next_power_of_2(rows), K=width, KP=triton.next_power_of_2(width), BLOCK=BLOCK, P=PLACES, RING=ring is not None,
+        num_warps=1,
     )  # fmt: skip
 
 
-@triton.jit
-def _collect(GIVEN, ATTEND, RING, OUT, sG, M: tl.constexpr, W: tl.constexpr, CH: tl.constexpr, P: tl.constexpr):
+@triton.jit(do_not_specialize=["M"])
+def _collect(GIVEN, ATTEND, RING, OUT, sG, M, W: tl.constexpr, CH: tl.constexpr, P: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * CH + tl.arange(0, CH)
     given = GIVEN + row // M * sG
@@ -146,7 +145,7 @@ def collect(given: Tensor, attend: Tensor, ring: Ring, out: Tensor) -> None:
     lie row after row and of the type of `out`, or from the ring."""
     rows, width = out.shape
     _collect[(rows, triton.cdiv(width, _PART))](
-        given, attend, ring.states, out, given.stride(0), M=rows // given.shape[0], W=width, CH=_PART, P=PLACES, num_warps=4
+        given, attend, ring.states, out, given.stride(0), rows // given.shape[0], W=width, CH=_PART, P=PLACES, num_warps=4
     )
 
 
@@ -224,8 +223,8 @@ def spread(logits: Tensor, ids: Tensor | None, out: Tensor) -> None:
     )  # fmt: skip
 
 
-@triton.jit
-def _chain(GIVEN, CHOSEN, TOKENS, SIZES, sG, B: tl.constexpr, D: tl.constexpr, DP: tl.constexpr):
+@triton.jit(do_not_specialize=["B", "D"])
+def _chain(GIVEN, CHOSEN, TOKENS, SIZES, sG, B, D, DP: tl.constexpr):
     b = tl.program_id(0)
     given = GIVEN + b.to(tl.int64) * sG
     i = tl.arange(0, DP)

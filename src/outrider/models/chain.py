@@ -18,7 +18,7 @@ from torch import Tensor
 from ..kernels import BLOCK
 from ..types import Request
 from .lanes import LaneBook, filters, fits, staged
-from .rounds import GUESSING, LENGTHS, bucket, capture
+from .rounds import GUESSING, LENGTHS, GraphMemory, bucket
 from .rows import Rows, tiles_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class Chains:
         blocks = -(-min(decoder.max_len + 64, cache.capacity) // cache.block_size) + 1
         self.lanes = Lanes.make(LANES + 1, blocks, decoder.device)
         self.book = LaneBook(self.lanes, cache)
-        self.graphs = decoder.device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
+        self.memory = GraphMemory(decoder.device) if decoder.device.type == "cuda" else None
         self._chains: dict[Shape, Chain] = {}
 
     def serves(self, requests: Sequence[Request], guesses: int) -> bool:
@@ -88,7 +87,7 @@ class Chain:
         self.tiles = [self._tiles(rows, per_tile, device) for rows in (self.fed, 1)]
         self.out = torch.zeros(shape.requests, shape.guesses, dtype=torch.int64, device=device)
         self.work = Work.make(shape.requests, owner.usable, device, filters=shape.filters)
-        self.graph = capture(self._work, owner.pool) if owner.graphs else None
+        self.graph = None if owner.memory is None else owner.memory.capture(self._work)
 
     def _tiles(self, rows: int, size: int, device: torch.device) -> Tensor:
         ends = range(0, (self.shape.requests + 1) * rows, rows)

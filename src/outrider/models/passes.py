@@ -1,6 +1,6 @@
 """A pass as one replay of a CUDA graph, where it is so narrow that its kernels run faster than they can be launched one by one.
 
-That is: ends of prompts whose beginning is cached, and rounds that captured ones (`rounds.py`) cannot do: log-probabilities,
+That is: prompts of some hundred tokens, and rounds that captured ones (`rounds.py`) cannot do: log-probabilities,
 classical rules, features for drafters. The graph holds the layers; what is asked of their states stays with the caller.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .native import Native
     from .rounds import Machine
 
-ROWS = (4, 8, 16, 32, 48, 64, 96)
+ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 REQUESTS = (1, 4, 16, 48, 96)
 
 

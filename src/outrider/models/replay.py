@@ -18,7 +18,7 @@ from ..errors import OutriderWarning
 from ..types import Request
 from .lanes import LaneBook, fits
 from .loans import Loans
-from .rounds import Machine, capture
+from .rounds import Machine
 
 T = TypeVar("T")
 MOST = 64
@@ -97,7 +97,7 @@ class Replays(Generic[T]):
     def capture(self, work: Callable[[], object]) -> Callable[[], Any]:
         """`work` as one replay of a graph; where there are no graphs, as it is."""
         machine = self.stage.machine
-        return capture(work, machine.pool).replay if machine.graphs else work
+        return machine.memory.capture(work).replay if machine.graphs and machine.memory is not None else work
 
 
 def within(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

@@ -85,6 +85,18 @@ def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
     return graph
 
 
+class GraphMemory:
+    """Memory that graphs share. One of its own keeps it theirs: torch gives it up with the last graph, and would not take it
+    again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self._kept = capture(lambda: torch.zeros(1, device=device), self.pool)
+
+    def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        return capture(work, self.pool)
+
+
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
     on = gc.isenabled()
@@ -293,7 +305,7 @@ class Machine:
         self.decoder, self.cache, self.lanes, self.usable, self.max_len = decoder, cache, lanes, usable, max_len
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
-        self.pool = torch.cuda.graph_pool_handle() if self.graphs else None
+        self.memory = GraphMemory(lanes.last.device) if self.graphs else None
         self._kept: dict[tuple[Any, ...], Any] = {}
         self._wanted = Counter[Shape]()
         self.rings: dict[str, Ring] = {}
@@ -301,10 +313,10 @@ class Machine:
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
         """`work` as a graph; None, once and for all, for a model whose pass cannot be captured: it is then run as it is."""
-        if not self.graphs:
+        if not self.graphs or self.memory is None:
             return None
         try:
-            return capture(work, self.pool)
+            return self.memory.capture(work)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -364,11 +376,12 @@ class Machine:
         """Drop all graphs, and give their memory back."""
         if self.graphs:
             torch.cuda.synchronize()  # none of them may be running
-            self.pool = torch.cuda.graph_pool_handle()
         self._kept.clear()
         self._wanted.clear()
         if self.graphs:
+            self.memory = None
             torch.cuda.empty_cache()
+            self.memory = GraphMemory(self.lanes.last.device)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
