@@ -11,6 +11,7 @@ from outrider.bench.simulate import Asks, Clock, Simulation, World, laptop
 from outrider.config import SamplingParams
 from outrider.control import Fixed, Goodput, Shelf, make
 from outrider.control.judge import LONGEST, MANY, REST, Judge
+from outrider.control.plan import Plan, Planner
 from outrider.control.rates import Rates
 from outrider.control.shelf import Known, title
 from outrider.control.stalls import FIRST, Stalls
@@ -146,3 +147,26 @@ def test_the_shelf_knows_drafters_by_name_options_and_members() -> None:
     assert isinstance(first, Goodput) and isinstance(again, Goodput) and isinstance(other, Goodput)
     assert first.costs is again.costs and first.costs is not other.costs
     assert isinstance(make("fixed", parse("ngram"), shelf), Fixed)
+
+
+@pytest.mark.parametrize("chance", [0.7, 0.1])
+def test_a_slow_planner_keeps_no_newcomer_waiting(chance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short answers one after another, where a plan takes as long as half a round: hardly anybody has to do without guesses that
+    pay, and a drafter that does not is left alone all the same."""
+    clock, planned = Clock(), Planner.best
+
+    def slow(planner: Planner) -> Plan:
+        clock.now += 5e-4
+        return planned(planner)
+
+    monkeypatch.setattr(Planner, "best", slow)
+    world = World(
+        lambda b, round_: chance, lambda d, n: 4e-4, lambda rows, n: 1e-3, lost=1e-5, behind=True, noise=0.02, stall=0.0
+    )
+    run = Simulation(world, Goodput(Asks(5, 5), clock), clock, 0, SamplingParams(max_tokens=simulate.LONG))
+    for answer in range(12):
+        request = simulate._request(answer + 1, run.params)
+        run._batch, run._unread = replace(run._batch, requests=(request,)), None
+        run.run(60)
+    off = [r.depth == 0 for r in run.rounds[180:]]
+    assert sum(off) < 0.05 * len(off) if chance > 0.5 else sum(off) > 0.8 * len(off)

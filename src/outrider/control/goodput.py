@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median_low
 
 import numpy as np
 
@@ -38,9 +39,9 @@ SAFER = 1.005
 """... or this much, if it is to make no guesses at all: being no slower than plain decoding comes first."""
 REFERENCE = 0.005
 """Share of time for plain rounds while guesses are made."""
-THINKING, WONDERING = 0.02, 0.005
-"""Share of time that plans may take: with many requests, or a slow host, they are made less often; and while nobody is given
-guesses."""
+THINKING, WONDERING, WELCOME = 0.02, 0.005, 0.1
+"""Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
+and where somebody is new, who has until then what the last plan gave most requests."""
 QUICK = 2e-4
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 FEW = 4
@@ -75,7 +76,8 @@ class Goodput:
         self._gain, self._plain_at, self._drafted_at, self._off, self._stale = 1.0, 0, 0, False, False
         self._load: Load | None = None
         self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
-        self._next_plan, self._size, self._plain = float("-inf"), 0, 0
+        self._next_plan, self._next_welcome, self._size, self._plain = float("-inf"), float("-inf"), 0, 0
+        self._usual_depth: int | None = None
         self._thought = QUICK
         self.overlaps = False
         self._judge, self._spikes = Judge(), 0
@@ -225,11 +227,13 @@ class Goodput:
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
         settled = among == self._among and not self._book.turned and self._book.round - self._planned < self._keep
-        begun = self._clock()
-        if settled or begun < self._next_plan:
+        states = [self._book.state(batch.requests[b]) for b in who]
+        begun, new = self._clock(), any(s.depth is None for s in states)
+        if settled or begun < (self._next_welcome if new else self._next_plan):
+            for state in states:
+                state.depth = self._usual_depth if state.depth is None else state.depth
             return
         self._book.turned = False
-        states = [self._book.state(batch.requests[b]) for b in who]
         load = self._measure(batch, [limits[b] for b in who], who)
         planner = Planner(load, self.costs)
         plan = self._best(planner)
@@ -253,6 +257,7 @@ class Goodput:
         ended = self._clock()
         self._thought = min(ended - begun, 2 * max(self._thought, QUICK))  # a stall is no price
         self._next_plan = ended + self._thought / (WONDERING if self._off else THINKING)
+        self._next_welcome, self._usual_depth = ended + self._thought / WELCOME, median_low(plan.depths) if plan.depths else None
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: self._why(planner, plan))
 

@@ -326,7 +326,7 @@ def _in_one(q: Tensor, pool: tuple[Tensor, Tensor], where: Where, scale: float, 
     """One program walks a tile's whole past."""
     keys, values = pool
     common, inner = _sizes(q, keys.shape[1], form, tuning)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)  # rows that only pad a pass are in no tile
     _serial[(where.tiles.shape[0] * inner["TURNS"], keys.shape[1])](
         q, keys, values, where.position, where.table, where.tiles, out,
         q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), out.stride(0), out.stride(1), where.table.stride(0), scale,

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from .native import Native
     from .rounds import Machine
 
-ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 REQUESTS = (1, 4, 16, 48, 96)
 
 
 class Shape(NamedTuple):
-    """`requests` B, `rows` R, `columns` of paths, a bound on sequence lengths, how many tiles, whether guesses
-    branch, which layers' inputs are kept."""
+    """`requests` B, `rows` R, `columns` of paths, a bound on sequence lengths, how many tiles, whether guesses branch and one
+    program walks a tile's whole past, which layers' inputs are kept."""
 
     requests: int
     rows: int
@@ -33,6 +33,7 @@ class Shape(NamedTuple):
     longest: int
     tiles: int
     tree: bool
+    serial: bool
     taps: tuple[str, ...]
 
 
@@ -42,9 +43,9 @@ def shape_of(rows: Rows, per_tile: int, taps: Collection[str]) -> Shape | None:
     count = bucket(rows.token.shape[0], ROWS)
     requests, columns = bucket(where.known.shape[0], REQUESTS), bucket(where.path.shape[1], COLUMNS)
     longest = bucket(where.longest, LENGTHS)
-    if count is None or requests is None or columns is None or longest is None or rows.serial:
+    if count is None or requests is None or columns is None or longest is None:
         return None
-    return Shape(requests, count, columns, longest, requests + count // per_tile, rows.tree, tuple(sorted(taps)))
+    return Shape(requests, count, columns, longest, requests + count // per_tile, rows.tree, rows.serial, tuple(sorted(taps)))
 
 
 class Passes:
@@ -85,7 +86,7 @@ class Pass:
         )
         longest = min(shape.longest, owner.decoder.max_len)
         token, write = some(shape.rows, dtype=torch.int64), some(shape.rows, dtype=torch.int64)
-        self.rows = Rows(token, some(shape.rows), write, where, shape.tree, False, longest)
+        self.rows = Rows(token, some(shape.rows), write, where, shape.tree, shape.serial, longest)
         self.taps: dict[str, Tensor] = {}
         self.normed = token
         self.graph = owner.machine.captured(self._work)
