@@ -160,8 +160,9 @@ def test_a_slow_planner_keeps_no_newcomer_waiting(chance: float, monkeypatch: py
         return planned(planner)
 
     monkeypatch.setattr(Planner, "best", slow)
-    world = World(
-        lambda b, round_: chance, lambda d, n: 4e-4, lambda rows, n: 1e-3, lost=1e-5, behind=True, noise=0.02, stall=0.0
+    world = replace(
+        World(lambda b, round_: chance, lambda d, n: 4e-4, lambda rows, n: 1e-3, lost=1e-5, behind=True, noise=0.02, stall=0.0),
+        unsaid=lambda depth, requests: 1e-4 + 1e-4 * depth,
     )
     run = Simulation(world, Goodput(Asks(5, 5), clock), clock, 0, SamplingParams(max_tokens=simulate.LONG))
     for answer in range(12):
