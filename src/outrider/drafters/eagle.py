@@ -158,13 +158,7 @@ class Eagle(Drafter):
         climbs = self.climbs
         if climbs is None:
             return None
-        members = [
-            b
-            for b in able
-            if climbs.holds(batch.requests[b])
-            and not self._pasts[batch.requests[b].id].base
-            and climbs.fed(self._levels(batch, b, budget)) <= batch.room[b] + 1
-        ]
+        members = [b for b in able if climbs.holds(batch.requests[b]) and not self._pasts[batch.requests[b].id].base]
         if not members or not climbs.room([batch.requests[b] for b in members]):
             return None
         asked = [self._asked(batch, b, budget) for b in members]
@@ -178,11 +172,10 @@ class Eagle(Drafter):
         return Part(tuple(members), *made, climbs.widths(asked), climbs.width == 1)
 
     def _levels(self, batch: Batch, b: int, budget: Budget) -> int:
-        """How far to look ahead. What is in the ring can be read here alone, so there the room decides."""
-        depth = budget.depth[b]
-        if self.climbs is None or not self._follows(batch.requests[b]):
-            return depth
-        return min(depth, (batch.room[b] + 1) // self.climbs.width + 1)
+        """How far to look ahead as one replay: no further than what is fed has room, since more levels launch by launch take far
+        longer, and what is in the ring cannot be read there."""
+        width = 1 if self.climbs is None else self.climbs.width
+        return min(budget.depth[b], (batch.room[b] + 1) // width + 1)
 
     def _asked(self, batch: Batch, b: int, budget: Budget) -> Asked:
         request, depth, nodes = batch.requests[b], self._levels(batch, b, budget), budget.nodes[b]
@@ -289,7 +282,7 @@ class Eagle(Drafter):
             found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
             for b in rest:
                 self._note(batch.requests[b], found[b])
-        self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal)
+        self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal, verdict.tokens.shape[1] - 1)
 
     def _note(self, request: Request, states: Tensor) -> None:
         """States of a request from `request.computed` on, as many as the round turns out to have committed."""
@@ -316,12 +309,16 @@ class Eagle(Drafter):
         lags.enter(new, [missing(r) for r in new])
         return [b for b, r in enumerate(batch.requests) if r not in lags]
 
-    def _grow(self, followed: list[int], batch: Batch, proposal: Proposal) -> None:
-        """The ring holds more of these requests: as many states as a path is long, or as another drafter's guess may be."""
+    def _grow(self, followed: list[int], batch: Batch, proposal: Proposal, columns: int) -> None:
+        """The ring holds more of these requests: as many states as a path is long, or as another drafter's guess may be, which
+        has no more than so many columns."""
         if self._lags is not None and followed:
             requests = [batch.requests[b] for b in followed]
             deepest = [max(self.depth, r.params.depth or 0) for r in requests]
-            more = [min(proposal.widths[b], d) if self._alone else BESIDE for b, d in zip(followed, deepest, strict=True)]
+            more = [
+                min(proposal.widths[b], d) if self._alone else min(BESIDE, columns)
+                for b, d in zip(followed, deepest, strict=True)
+            ]
             self._lags.grow(requests, [self._behind(batch, r) for r in requests], [1 + n for n in more])
 
     def _whole(self, request: Request) -> bool:
