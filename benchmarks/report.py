@@ -98,29 +98,43 @@ def _conditions(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def speeds(found: list[dict[str, Any]]) -> str:
-    """Speed-up by workload and drafter, in Markdown; where two results have the same cell, the later one counts."""
+def speeds(machines: list[list[dict[str, Any]]]) -> str:
+    """Speed-up by workload and drafter on each machine, in Markdown."""
+    lines = [
+        "### Every drafter, six kinds of text",
+        "",
+        "Speed-up over plain decoding beside it, one request at a time, prompts included (`outrider bench`); differences of a "
+        "few percent are noise. `auto` takes what comes with the package for this model: on a CPU suffix lookup together with "
+        "the EAGLE head, on a GPU the head alone.",
+    ]
+    for found in machines:
+        lines += race(found)
+    return "\n".join(lines)
+
+
+def race(found: list[dict[str, Any]]) -> list[str]:
+    """One machine's results; where two have the same cell, the later one counts."""
     rows = {(r["workload"], r["draft"]): r for result in found for r in result["results"] if r["draft"] != "none"}
     drafts = list(dict.fromkeys(draft for _, draft in rows))
     where, asked = found[0]["provenance"], found[0]["settings"]
     equal, compared = (sum(r[key] for r in rows.values()) for key in ("equal", "compared"))
+    gpu = not str(where["device"]).startswith("cpu")
+    machine = where["device"] if gpu else f"{where['cpu']}, {where['threads']} threads"
+    prompts = max(r["prompts"] for r in rows.values())
     lines = [
-        "### Every drafter, six kinds of text",
         "",
-        f"Speed-up over plain decoding beside it, one request at a time, T = {asked['temperatures'][0]:g}, up to "
-        f"{asked['max_tokens']} tokens, {where['threads']} threads, `--control {asked['control']}`, medians of "
-        f"{asked['repeats']} interleaved pairs, {where['date'][:10]} (`outrider bench`); differences of a few percent are noise. "
-        "`auto` takes suffix lookup together with the best drafter that was trained for the model, here the EAGLE head that "
-        "came with the package on that day; the present one guesses better (tau 3.2 instead of 2.8), and was not measured in "
-        f"this table. {equal} of {compared} answers were those of plain decoding.",
+        f"**{machine}**, {where['dtype']}, torch {where['torch']}, {where['date'][:10]}: {prompts} prompts of each kind, T = "
+        f"{asked['temperatures'][0]:g}, up to {asked['max_tokens']} tokens, `--control {asked['control']}`, medians of "
+        f"{asked['repeats']} interleaved pairs. {equal} of {compared} answers were those of plain decoding.",
         "",
-        f"| text | {' | '.join(f'`{draft}`' for draft in drafts)} |",
-        "|---|" + "---|" * len(drafts),
+        f"| text | plain, tokens per second | {' | '.join(f'`{draft}`' for draft in drafts)} |",
+        "|---|---|" + "---|" * len(drafts),
     ]
     for task in dict.fromkeys(task for task, _ in rows):
         cells = [f"{r['speedup']['median']:.2f}x" if (r := rows.get((task, draft))) else "" for draft in drafts]
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        plain = next(r for (name, _), r in rows.items() if name == task)["plain_tokens_per_second"]
+        lines.append(f"| {task} | {plain:.0f} | {' | '.join(cells)} |")
+    return lines
 
 
 def updated(page: str, section: str) -> str:
@@ -132,11 +146,12 @@ def updated(page: str, section: str) -> str:
 def sections() -> dict[str, str]:
     """What goes between the markers of each page, by its path."""
     core = json.loads((RESULTS / "core_cpu.json").read_text())
-    asked, raced = (
-        [json.loads(f.read_text()) for f in sorted(RESULTS.glob(g))] for g in ("acceptance*_cpu.json", "drafting*_cpu.json")
+    asked, cpu, gpu = (
+        [json.loads(f.read_text()) for f in sorted(RESULTS.glob(g))]
+        for g in ("acceptance*_cpu.json", "drafting*_cpu.json", "gpu/drafting*.json")
     )
     return {
-        "README.md": f"{tables(core)}\n\n{speeds(raced)}\n\n{acceptance(asked)}",
+        "README.md": f"{tables(core)}\n\n{speeds([cpu, gpu])}\n\n{acceptance(asked)}",
         "docs/training.md": trained_table.section(RESULTS, SHIPPED),
     }
 

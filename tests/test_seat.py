@@ -78,7 +78,7 @@ def test_a_drafter_that_cannot_start_changes_nothing(llm: LLM) -> None:
 
 def test_texts_are_forgotten(llm: LLM) -> None:
     """Else a drafter that is measured again and again would find its own answers."""
-    for draft in ("suffix", "hybrid:members=suffix+ngram"):
+    for draft in ("suffix", "hybrid:members=suffix"):
         llm.switch(draft)
         once = llm.chat(STORY, PARAMS).stats.drafted
         llm.switch("none")
@@ -131,14 +131,15 @@ def test_a_roomier_shape_stands_in_for_one_that_is_seldom_wanted() -> None:
         made.append(name)
         return name
 
-    assert replays.get((4, 2, ("a",)), lambda: make("large")) == "large"
+    assert replays.get((2, 2, ("a",)), lambda: make("large")) == "large"
     assert [replays.get((1, 2, ("a",)), lambda: make("small")) for _ in range(PATIENCE)] == ["large"] * PATIENCE
     assert replays.get((1, 2, ("a",)), lambda: make("small")) == "small"
     assert replays.get((1, 2, ("b",)), lambda: make("other")) == "other", "of another kind, nothing can stand in"
-    assert replays.get((8, 2, ("a",)), lambda: make("larger")) == "larger"
+    assert replays.get((4, 2, ("a",)), lambda: make("larger")) == "larger"
     assert made == ["large", "small", "other", "larger"]
 
 
 def test_what_is_roomier() -> None:
     assert within((1, False), (1, True)) and not within((1, True), (2, False)) and not within((2, False), (1, True))
-    assert within((1, (2,)), (3, (2,))) and not within((1, (2,)), (3, (1,)))
+    assert within((1, (2,)), (2, (2,))) and not within((1, (2,)), (2, (1,)))
+    assert within((2, 1), (4, 9)) and not within((2, 1), (5, 1)), "twice as many requests at most"

@@ -6,8 +6,11 @@ its memory under the KV pool's slots, while whoever follows takes none. What it 
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from . import control as controllers
 from .choice import Choice
@@ -38,6 +41,8 @@ class Seat:
         self.shelf = controllers.Shelf()
         self._now: Started | None = None
         self._kept: Started | None = None
+        if target.stage is not None:
+            target.stage.machine.spare = self._clear
 
     def take(self, draft: str, drafter: Drafter, accept: AcceptanceRule, control: str) -> Engine:
         """An engine with `drafter`, or with one like it that was here before. If it cannot be started, all is as before; where
@@ -52,9 +57,9 @@ class Seat:
                     engine = self._engine(started, accept, control)
                     self._settle(started)
                     return engine
-            except Exception as error:
+            except BaseException as error:
                 self._undo(before, started)
-                if not self.choice.pass_over(draft, error):
+                if not isinstance(error, Exception) or not self.choice.pass_over(draft, error):
                     raise
             else:
                 self._undo(before, started)
@@ -72,16 +77,16 @@ class Seat:
 
     def _begin(self, drafter: Drafter) -> Started:
         """Start one. Memory that it may need is not kept for another."""
-        if self._takes_memory(drafter):
-            self._kept = None
-        start = start_for(self.target, drafter, self.name, self.tokenizer)
+        if self._now is not None and self._takes_memory(drafter):
+            self._clear()
+        wanted, start = who(drafter), start_for(self.target, drafter, self.name, self.tokenizer)
         guard = Guard(drafter, self.target.vocab_size, self._capture_nothing)
         try:
             guard.start(start)
         except BaseException:
             self.target.cache.detach(start.pool)
             raise
-        return Started(guard, start, self.target.needs, who(drafter))
+        return Started(guard, start, self.target.needs, wanted)
 
     def _engine(self, started: Started, accept: AcceptanceRule, control: str) -> Engine:
         """The target with a drafter that has been started, and a rule."""
@@ -105,6 +110,13 @@ class Seat:
             self.target.cache.detach(left.start.pool)
             if left.guard.working and left.title and not self._takes_memory(started.guard.drafter):
                 self._kept = left
+
+    def _clear(self) -> None:
+        """Give back what is kept for nobody. Graphs and those who own them hold one another, so that it takes a collector."""
+        self._kept = None
+        if self.target.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _takes_memory(self, drafter: Drafter) -> bool:
         try:

@@ -118,7 +118,8 @@ class DraftModel(Drafter):
         self.chains = Chains(decoder, self.cache, start.usable, ids) if plain and anchors(self.cache) else None
 
     def renew(self) -> bool:
-        """What it keeps belongs to requests."""
+        """What requests leave behind is KV of beginnings."""
+        self.cache.forget()
         return True
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:

@@ -9,6 +9,7 @@ target's pool, at the position of the state it was made from (a token is paired 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import BadInput, DrafterMismatch
+from ..errors import BadInput, DrafterMismatch, OutriderWarning
 from ..models import checkpoint as files
 from ..models import eagle_files, eagle_fused
 from ..models.climbs import Asked, Climbs
@@ -102,15 +103,23 @@ class Eagle(Drafter):
         if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
             fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)), self.feature)
             self.climbs = Climbs(fused, Replays(stage, self.name), start.usable, ids, width)
+            self._bound((self.nodes + 1) // width + 1)
             if self.climbs.most >= 2 * (self.depth + 1):
-                self._lags = Lags(self.climbs, self.depth + 1)
+                self._lags = Lags(self.climbs, 1 + (self.depth if self._alone else max(self.depth, BESIDE)))
         else:
             pack(self.net)
         self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
 
+    def _bound(self, most: int) -> None:
+        """No more levels than a replay has room for."""
+        if self.depth > most:
+            why = f"eagle looks {most} levels ahead here, not {self.depth}: its nodes need room on a GPU; nodes=... gives it more"
+            warnings.warn(why, OutriderWarning, stacklevel=2)
+            self.depth = most
+
     def renew(self) -> bool:
-        """What it keeps belongs to requests."""
-        return True
+        """What it keeps belongs to requests. Where graphs could not be had, a new one may have them."""
+        return self.climbs is None or not self.climbs.replays.off
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
         """Whether the ring has the states of all of them. Wide guesses are for rounds that are not captured."""

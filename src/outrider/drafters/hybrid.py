@@ -346,10 +346,10 @@ class Hybrid(Drafter):
     def _idle(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
         self._parts, self._maps, nothing = {}, {}, Proposal.empty(len(batch), self._start.device)
-        for member in self.members:
-            for record in member.records.values():
+        for member in (m for m in self.members if m.reason is None):
+            for record in (member.records[r.id] for r in batch.requests if r.id in member.records):
                 record.fade()
-            if member.reason is None and type(member.drafter).observe is not Drafter.observe:
+            if type(member.drafter).observe is not Drafter.observe:
                 self._show(member, batch, nothing, verdict, scores)
 
     def _show(self, member: Member, batch: Batch, part: Proposal, verdict: Verdict, scores: Scores) -> None:

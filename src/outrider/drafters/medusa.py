@@ -101,8 +101,8 @@ class Medusa(Drafter):
             pack(self.heads)
 
     def renew(self) -> bool:
-        """What it keeps belongs to requests."""
-        return True
+        """What it keeps belongs to requests. Where graphs could not be had, a new one may have them."""
+        return self.replays is None or not self.replays.replays.off
 
     @cached_property
     def _none(self) -> Tensor:

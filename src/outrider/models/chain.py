@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ..kernels import BLOCK
 from ..types import Request
+from .graphs import GraphMemory
 from .lanes import LaneBook, filters, fits, staged
-from .rounds import GUESSING, LENGTHS, GraphMemory, bucket
+from .rounds import GUESSING, LENGTHS, bucket
 from .rows import Rows, tiles_of
 
 if TYPE_CHECKING:

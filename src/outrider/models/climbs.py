@@ -115,6 +115,7 @@ class Climb:
         from ..kernels.climb import HEAD, Stand
 
         self.shape, self.owner, self.nodes = shape, owner, owner.offered(shape.depth)
+        self.longest = shape.longest + shape.depth  # where this stands in for a shape with fewer levels
         net, device = owner.net, owner.net.device
         b, fresh, k = shape.requests, shape.fresh, shape.width
         self.host = np.zeros((b, HEAD + fresh), dtype=np.int64)
@@ -186,8 +187,8 @@ class Climb:
         net, stand = self.owner.net, self.stand
         climb.collect(self.given, stand.attend, self.owner.ring, self.states)
         x, residual = net.enter(net.net.fuse(self.states), stand.token)
-        where = Where(stand.attend[self.ends], stand.known, self.nothing, table, self.tiles[0], self.shape.longest)
-        rows = Rows(stand.token, stand.position, stand.write, where, False, False, self.shape.longest)
+        where = Where(stand.attend[self.ends], stand.known, self.nothing, table, self.tiles[0], self.longest)
+        rows = Rows(stand.token, stand.position, stand.write, where, False, False, self.longest)
         query = net.project(x, rows)
         return net.leave(query[self.ends], rows, residual[self.ends])
 
@@ -197,9 +198,9 @@ class Climb:
 
         net, stand, at = self.owner.net, self.stand, level - 1
         x, residual = net.enter(hidden, node.token, node.source)
-        where = Where(stand.node_attend[at], stand.known, node.path, table, self.tiles[1], self.shape.longest)
+        where = Where(stand.node_attend[at], stand.known, node.path, table, self.tiles[1], self.longest)
         branches = node.source is not None
-        rows = Rows(node.token, stand.node_position[at], stand.node_write[at], where, branches, False, self.shape.longest)
+        rows = Rows(node.token, stand.node_position[at], stand.node_write[at], where, branches, False, self.longest)
         return net.leave(net.project(x, rows), rows, residual)
 
     def _blank(self) -> Tensor:

@@ -93,7 +93,7 @@ class PartChain:
             row[:] = lane, len(request.tokens) + 1, 1, 0, room, room, request.tokens[-1]
         self.given.copy_(staged(self.host, self.given.device), non_blocking=True)
         self.replay()
-        return self.tokens[: len(batch)], self.sizes[: len(batch)]
+        return self.tokens[: len(batch), : max(rooms)], self.sizes[: len(batch)]  # what stands in may be deeper
 
     @torch.inference_mode()
     def _work(self) -> None:
@@ -118,7 +118,7 @@ class PartChain:
     def _scores(self, token: Tensor, places: tuple[Tensor, Tensor, Tensor], table: Tensor) -> Tensor:
         from ..kernels.attention import Where
 
-        decoder, (attend, position, write), longest = self.machine.decoder, places, self.shape.longest
+        decoder, (attend, position, write), longest = self.machine.decoder, places, self.shape.longest + self.shape.depth
         assert isinstance(decoder, Native)
         where = Where(attend, self.stand.known, self.nothing, table, self.tiles, longest)
         rows = Rows(token, position.clamp(max=self.machine.max_len - 1), write, where, False, False, longest)

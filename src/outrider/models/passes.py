@@ -43,7 +43,7 @@ def shape_of(rows: Rows, per_tile: int, taps: Collection[str]) -> Shape | None:
     count = bucket(rows.token.shape[0], ROWS)
     requests, columns = bucket(where.known.shape[0], REQUESTS), bucket(where.path.shape[1], COLUMNS)
     longest = bucket(where.longest, LENGTHS)
-    if count is None or requests is None or columns is None or longest is None:
+    if count is None or requests is None or columns is None or longest is None or (rows.tree and rows.serial):
         return None
     return Shape(requests, count, columns, longest, requests + count // per_tile, rows.tree, rows.serial, tuple(sorted(taps)))
 
@@ -53,6 +53,7 @@ class Passes:
 
     def __init__(self, decoder: Native, cache: Any, machine: Machine) -> None:
         self.decoder, self.cache, self.machine = decoder, cache, machine
+        self._met = set[Shape]()
 
     def run(self, rows: Rows, taps: Collection[str]) -> tuple[Tensor, dict[str, Tensor]] | None:
         """States `[R, width]` after the final norm, and the inputs of the layers in `taps`; None where the pass is too wide."""
@@ -60,6 +61,9 @@ class Passes:
 
         shape = shape_of(rows, rows_per_tile(self.decoder.group), taps)
         if shape is None:
+            return None
+        if shape.serial and shape not in self._met:  # a wide pass may be the only one of its kind
+            self._met.add(shape)
             return None
         return self.machine.kept(shape, lambda: Pass(shape, self)).play(rows)
 

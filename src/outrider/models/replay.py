@@ -97,10 +97,13 @@ class Replays(Generic[T]):
     def capture(self, work: Callable[[], object]) -> Callable[[], Any]:
         """`work` as one replay of a graph; where there are no graphs, as it is."""
         machine = self.stage.machine
-        return machine.memory.capture(work).replay if machine.graphs and machine.memory is not None else work
+        return machine.graph(work).replay if machine.graphs else work
 
 
 def within(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether what was captured for `other` can do what `shape` asks for: its numbers are no smaller, all else is the same."""
+    """Whether what was captured for `other` can do what `shape` asks for: its numbers are no smaller, and of requests, which come
+    first, there are at most twice as many; all else is the same."""
     pairs = zip(shape, other, strict=True)
+    if isinstance(shape[0], int) and other[0] > 2 * shape[0]:
+        return False
     return all(a <= b if isinstance(a, int) and isinstance(b, int) else a == b for a, b in pairs)

@@ -7,12 +7,10 @@ buckets of its own, so it is never padded to a tree's rows. Graphs are captured 
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +23,7 @@ from ..errors import OutriderWarning
 from ..types import PassRows, Proposal, Verdict
 from .answer import Answer, Mark
 from .fields import KEEP, Fields, Shape
+from .graphs import GraphMemory
 from .lanes import staged
 from .rows import Rows, tiles_of
 
@@ -65,47 +64,6 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: 
     if total is None:
         return None
     return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters, features)
-
-
-def capture(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
-    """`work` as a graph, after one run beside the current stream that builds its kernels. Caches of memory stay as they are: to
-    empty them, as `torch.cuda.graph` does, makes the next rounds ask the driver for it again. No garbage is collected meanwhile,
-    since to free what other graphs held breaks a capture; nor do other threads' calls (a server's, say) break it."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side), _uncollected():
-        work()
-        torch.cuda.synchronize()
-        graph.capture_begin(pool, capture_error_mode="thread_local")
-        try:
-            work()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(side)
-    return graph
-
-
-class GraphMemory:
-    """Memory that graphs share. One of its own keeps it theirs: torch gives it up with the last graph, and would not take it
-    again."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-        self._kept = capture(lambda: torch.zeros(1, device=device), self.pool)
-
-    def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        return capture(work, self.pool)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if on:
-            gc.enable()
 
 
 def bucket(count: int, steps: Sequence[int]) -> int | None:
@@ -298,14 +256,15 @@ def _stands(first: Tensor, attend: Tensor, known: Tensor) -> PassRows:
 
 
 class Machine:
-    """What all rounds share: the decoder, its KV, the lanes, memory for graphs."""
+    """What all rounds share: the decoder, its KV, the lanes, memory for graphs. `spare` is asked for memory that nobody uses."""
 
     def __init__(self, decoder: Decoder, cache: Any, lanes: Lanes, usable: int, max_len: int) -> None:
         self.graphs = lanes.last.device.type == "cuda"
         self.decoder, self.cache, self.lanes, self.usable, self.max_len = decoder, cache, lanes, usable, max_len
         self.padding = lanes.last.shape[0] - 1
         self.group = decoder.group
-        self.memory = GraphMemory(lanes.last.device) if self.graphs else None
+        self._memory: GraphMemory | None = None
+        self.spare: Callable[[], None] = lambda: None
         self._kept: dict[tuple[Any, ...], Any] = {}
         self._wanted = Counter[Shape]()
         self.rings: dict[str, Ring] = {}
@@ -313,10 +272,10 @@ class Machine:
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
         """`work` as a graph; None, once and for all, for a model whose pass cannot be captured: it is then run as it is."""
-        if not self.graphs or self.memory is None:
+        if not self.graphs:
             return None
         try:
-            return self.memory.capture(work)
+            return self.graph(work)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -324,6 +283,12 @@ class Machine:
             why = str(error).splitlines()[0]
             warnings.warn(f"rounds are not captured, which costs speed only: {why}", OutriderWarning, stacklevel=2)
             return None
+
+    def graph(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
+        """`work` as a graph, in the memory that all graphs of this target share."""
+        if self._memory is None:
+            self._memory = GraphMemory(self.lanes.last.device)
+        return self._memory.capture(work)
 
     def ring(self, feature: str, width: int, dtype: torch.dtype) -> Ring:
         """Where captured rounds put the target's states called `feature`, of that width and type."""
@@ -373,15 +338,15 @@ class Machine:
         return make()
 
     def forget(self) -> None:
-        """Drop all graphs, and give their memory back."""
+        """Drop all graphs, and give their memory back, with whatever can be spared."""
         if self.graphs:
             torch.cuda.synchronize()  # none of them may be running
         self._kept.clear()
         self._wanted.clear()
+        self._memory = None
+        self.spare()
         if self.graphs:
-            self.memory = None
             torch.cuda.empty_cache()
-            self.memory = GraphMemory(self.lanes.last.device)
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
