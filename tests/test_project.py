@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,11 @@ GENERIC_NAMES = {"none", "self"}
 """Drafters whose names are words that mean other things, too."""
 MUTATORS = {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "remove", "discard", "clear", "sort"}
 MUTABLE_CALLS = {"list", "dict", "set", "bytearray", "defaultdict", "OrderedDict", "deque", "Counter", "WeakValueDictionary"}
+
+
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
 
 
 def unit(path: Path) -> str:
@@ -82,7 +88,7 @@ def is_type_checking(node: ast.AST) -> bool:
 def wrong_imports(source: str, path: Path) -> list[str]:
     here = unit(path)
     complaints = [] if here in RANK else [f"{here} has no layer; give it one in LAYERS"]
-    for there, line in imports(ast.parse(source), path):
+    for there, line in imports(parsed(source), path):
         known = there if there in RANK else "__init__"  # `from outrider import LLM` is the public surface, above all
         if (here, there) not in DISCOVERY and RANK[known] > RANK.get(here, 0):
             complaints.append(f"line {line}: {here} must not import {there}")
@@ -94,7 +100,7 @@ def oversized(source: str, path: Path) -> list[str]:
     whose keywords are the product's surface, and typer commands, whose parameters are command-line options. Device code
     (`@triton.jit`) takes pointers, strides and sizes one by one and is inlined by its compiler: no limit but the file's."""
     complaints = [f"{n} lines"] if (n := len(source.splitlines())) > MAX_LINES else []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if not isinstance(node, Function) or device_code(node):
             continue
         lines = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -125,15 +131,13 @@ def may_take_many(node: Function, path: Path) -> bool:
 def prints(source: str, path: Path) -> list[str]:
     if unit(path) == "cli":
         return []
-    return [
-        f"line {n.lineno}: print" for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call) and name_of(n.func) == "print"
-    ]
+    return [f"line {n.lineno}: print" for n in ast.walk(parsed(source)) if isinstance(n, ast.Call) and name_of(n.func) == "print"]
 
 
 def module_state(source: str, path: Path) -> list[str]:
     """Mutable values bound at module level. Tables named in capitals are constants, as long as nothing in the file changes them;
     `global` is state in any case."""
-    tree = ast.parse(source)
+    tree = parsed(source)
     complaints, constants = [], set()
     for node in tree.body:
         for target, value in assignments(node):
@@ -180,6 +184,7 @@ def name_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
 
 
+@cache
 def drafter_names() -> set[str]:
     """What the files in `drafters/` register, plus the files' own names."""
     names = set()
@@ -193,7 +198,7 @@ def named_drafters(source: str, path: Path) -> list[str]:
     """String literals that are a drafter's name or spec. Docstrings may mention drafters, and so may the command line's help."""
     if unit(path) in ("drafters", "cli"):
         return []
-    tree = ast.parse(source)
+    tree = parsed(source)
     docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     literals = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in docs]
     names = drafter_names() - GENERIC_NAMES

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median_low
 
 import numpy as np
@@ -20,9 +21,11 @@ from ..types import Batch, Budget, Proposal, StepEvent
 from .book import Asked, Book
 from .costs import bucket
 from .cut import shorten
-from .judge import Judge
+from .judge import ODD, Judge
 from .limits import Shape, bounds
+from .lookout import Lookout
 from .plan import Load, Plan, Planner
+from .plan import limits as depths_worth
 from .probes import GAP, Allowance
 from .rates import pull
 from .shelf import Known
@@ -48,6 +51,8 @@ FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
+AS_DEAR = 1.08
+"""A trial goes as deep as its round takes no more than this many times what the least would: a hit that is long is to be seen."""
 LATELY, MOST = 12, 256
 """Rounds for which it is remembered what a round of some shape should take, and shapes for which it is."""
 TASTE = 2
@@ -79,8 +84,8 @@ class Goodput:
         self._next_plan, self._next_welcome, self._size, self._plain = float("-inf"), float("-inf"), 0, 0
         self._usual_depth: int | None = None
         self._thought = QUICK
-        self.overlaps = False
-        self._judge, self._spikes = Judge(), 0
+        self.overlaps, self._eager = False, False
+        self._judge, self._lookout, self._watches, self._spikes = Judge(), Lookout(), False, 0
         self._expected = dict[tuple[int, int, int, int], tuple[int, float]]()
         self._before: Asked | None = None
 
@@ -119,7 +124,7 @@ class Goodput:
         asked = self._book.open[-1] if self._book.open else None
         if asked is None or any(asked.depths):
             return False
-        trial = self._allowance.ripe and self._book.round - self._drafted_at >= GAP
+        trial = self._allowance.ripe and (self._eager or self._book.round - self._drafted_at >= GAP)
         anew = (self._stale or self._book.turned) and self._clock() >= self._next_plan
         return self._plain > 0 or (self._off and not anew and not trial)
 
@@ -210,7 +215,9 @@ class Goodput:
         if bucket(batch) in self._plain_sizes:
             tokens = sum(len(item.tokens) for item in event.committed)
             plain = batch / self._usual(batch, batch, 0, 0)
-            if self._judge.add(batch, tokens, wall, plain):
+            if batch == 1:
+                self._lookout.saw(tokens > 1, min(wall, ODD * self._usual(1, event.rows, 0, 0)), tokens / plain)
+            if not self._watches and self._judge.add(batch, tokens, wall, plain):
                 self._planned, self._next_plan = -SETTLED, float("-inf")
                 self._judge.renew()
 
@@ -244,6 +251,9 @@ class Goodput:
             least = BETTER if any(plan.depths) and any(old.depths) else SURE if any(plan.depths) else SAFER
             if plan.speed <= old.speed * least:
                 plan = old
+        self._watches = not any(plan.depths) and self._lookout.stays and len(batch) == 1 and not self._judge.rests(1)
+        if self._watches:
+            plan = self._best(Planner(replace(load, low=np.maximum(load.low, np.minimum(load.high, 1))), self.costs))
         same = all(s.depth == d for s, d in zip(states, plan.depths, strict=True))
         self._keep = min(2 * self._keep, SETTLED) if same else REPLAN
         if not self.costs.tried and len(batch) == 1:
@@ -321,7 +331,7 @@ class Goodput:
 
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
-        book = self._book
+        book, self._eager = self._book, False
         off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0]
         waiting = [(book.state(batch.requests[b]), b) for b in off]
         due = [(s.drafted, b) for s, b in waiting if self._allowance.due(book.round - s.drafted, s.eager)]
@@ -332,15 +342,23 @@ class Goodput:
         before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
         chosen: set[int] = set()
         for _, b in sorted(due):
+            at_hand = partial(self._trial, size, rows, others, deepest)
             depth = self._stalls.least(size, limits[b][1])
-            rows_after = rows + round(depth * self._shape.width)
+            least = at_hand(depth)
+            deeper = [d for d in depths_worth(limits[b][1]) if size == 1 and d > depth and self._stalls.price(1, d) == 0]
+            depth = max([d for d in deeper if at_hand(d) <= AS_DEAR * least], default=depth)
             reach = max(deepest, depth)
-            price = costs.plain(size, rows_after) + costs.guessing(size, others + 1, reach) - before
-            if not self._allowance.affords(price + self._stalls.price(size, reach)):
+            if not self._allowance.affords(at_hand(depth) - before + self._stalls.price(size, reach)):
                 break
-            depths[b], others, deepest, rows = depth, others + 1, reach, rows_after
+            depths[b], others, deepest = depth, others + 1, reach
+            rows += round(depth * self._shape.width)
             chosen.add(b)
         return frozenset(chosen)
+
+    def _trial(self, size: int, rows: int, others: int, deepest: int, depth: int) -> float:
+        """Seconds of a round in which one more request guesses so far."""
+        rows_after = rows + round(depth * self._shape.width)
+        return self.costs.plain(size, rows_after) + self.costs.guessing(size, others + 1, max(deepest, depth))
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Pay for probes what they took, less what they brought."""
@@ -358,7 +376,9 @@ class Goodput:
         for b in asked.probes:
             state, item = self._book.states.get(items[b].request.id), items[b]
             if state is not None:
-                state.eager = item.accepted == item.drafted > 0 and gain >= extra
+                won_enough = item.accepted > 0 if batch == 1 else item.accepted == item.drafted > 0
+                state.eager = won_enough and gain >= extra
+                self._eager = self._eager or state.eager
 
     def _book_drafting(self, asked: Asked, seconds: float) -> None:
         if not asked.deepest:
