@@ -57,7 +57,8 @@ class Guard:
         if not self.working:
             return True
         try:
-            return bool(self.drafter.follows(requests, guessing))
+            follows = getattr(self.drafter, "follows", None)
+            return bool(follows(requests, guessing)) if follows else not (guessing or self.drafter.needs.features)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return True

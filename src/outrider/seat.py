@@ -138,7 +138,7 @@ class Seat:
 def who(drafter: Drafter) -> str:
     """Name, options, members and files of a drafter that can begin anew; empty for others."""
     members = [who(m.drafter) for m in getattr(drafter, "members", ())]
-    if type(drafter).renew is Drafter.renew or not all(members):
+    if getattr(type(drafter), "renew", Drafter.renew) is Drafter.renew or not all(members):
         return ""
     path = getattr(drafter, "path", None)
     return f"{title(drafter)} {members} {_files(path) if isinstance(path, Path) else ''}"
