@@ -347,7 +347,7 @@ def test_the_prefix_cache_can_be_switched_off(model: str, monkeypatch: pytest.Mo
 
 def test_a_drafter_that_wants_every_row_gets_every_row(model: str) -> None:
     llm = LLM(model, draft="none", dtype="float64", kv_tokens=256)
-    llm.engine = llm._engine(probes.Reader(), _start(llm), llm.accept)
+    llm.engine = llm._seat.take("probe", probes.Reader(), llm.accept, "fixed")
     assert llm.engine.scheduler.grain == 0 and llm.prepare([3, 4], SamplingParams(n=2))[1].twin is None
 
 
@@ -355,15 +355,9 @@ def test_one_that_can_do_without_shares_beginnings_and_samples(model: str) -> No
     llm = LLM(model, draft="none", dtype="float64", kv_tokens=256)
     drafter = probes.Reader()
     drafter.needs = Needs(features=("hidden:last",), gaps=True)
-    llm.engine = llm._engine(drafter, _start(llm), llm.accept)
+    llm.engine = llm._seat.take("probe", drafter, llm.accept, "fixed")
     first, second = llm.prepare([3, 4], SamplingParams(n=2))
     assert llm.engine.scheduler.grain == CHUNK and second.twin is first
-
-
-def _start(llm: LLM) -> Any:
-    from outrider.loading import start_for
-
-    return start_for(llm._target, NONE, llm.name, llm.tokenizer)
 
 
 def test_a_stream_closed_in_the_middle_leaves_nothing(model: str) -> None:
