@@ -347,7 +347,9 @@ def test_the_prefix_cache_can_be_switched_off(model: str, monkeypatch: pytest.Mo
 
 def test_a_drafter_that_wants_every_row_gets_every_row(model: str) -> None:
     llm = LLM(model, draft="none", dtype="float64", kv_tokens=256)
-    llm.engine = llm._seat.take("probe", probes.Reader(), llm.accept, "fixed")
+    drafter = probes.Reader()
+    drafter.needs = Needs(features=("hidden:last",))
+    llm.engine = llm._seat.take("probe", drafter, llm.accept, "fixed")
     assert llm.engine.scheduler.grain == 0 and llm.prepare([3, 4], SamplingParams(n=2))[1].twin is None
 
 
