@@ -110,7 +110,8 @@ def say(row: dict[str, Any]) -> None:
 def tables(found: dict[str, Any]) -> list[str]:
     """A result in Markdown: per drafter the depths, then how far the formulas are off."""
     where, rows = found["provenance"], found["rows"]
-    machine = where.get("card") or where.get("cpu")
+    device = str(where.get("device") or "cpu")
+    machine = where["cpu"] if device.startswith("cpu") else device
     errors = [abs(r["error"]) for r in rows]
     inside = sum(e <= BAR for e in errors)
     lines = [
@@ -118,7 +119,7 @@ def tables(found: dict[str, Any]) -> list[str]:
         f"{str(where['commit'])[:7]}, load {where['load']:.1f} when it began; {settings(found)}.",
         "",
         f"{inside} of {len(rows)} predictions within {BAR:.0%}; median error {statistics.median(errors):.1%}, largest "
-        f"{max(errors):.1%}.",
+        f"{max(errors):.1%}." + (f" This result is {found['note']}." if "note" in found else ""),
         "",
         "Foretold / measured speed-up (error), by depth:",
         "",
