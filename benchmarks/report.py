@@ -126,7 +126,7 @@ def race(found: list[dict[str, Any]]) -> list[str]:
         f"**{machine}**, {where['dtype']}, torch {where['torch']}, {where['date'][:10]}: {prompts} prompts of each kind, T = "
         f"{asked['temperatures'][0]:g}, up to {asked['max_tokens']} tokens, `--control {asked['control']}`, medians of "
         f"{asked['repeats']} interleaved pairs. {equal} of {compared} answers were those of plain decoding."
-        + "".join(f" {result['head']}" for result in found[:1] if "head" in result),
+        + (f" {found[0]['head']}" if "head" in found[0] else ""),
         "",
         f"| text | plain, tokens per second | {' | '.join(f'`{draft}`' for draft in drafts)} |",
         "|---|---|" + "---|" * len(drafts),

@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from operator import attrgetter, is_
 from typing import cast
 
@@ -57,8 +58,8 @@ class Guard:
         if not self.working:
             return True
         try:
-            follows = getattr(self.drafter, "follows", None)
-            return bool(follows(requests, guessing)) if follows else not (guessing or self.drafter.needs.features)
+            inherited = partial(Drafter.follows, self.drafter)
+            return bool(getattr(self.drafter, "follows", inherited)(requests, guessing))
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return True

@@ -51,7 +51,8 @@ class Seat:
         while True:
             started = None
             try:
-                started = self._kept_for(drafter) or self._begin(drafter)
+                wanted = who(drafter)
+                started = self._kept_for(wanted) or self._begin(drafter, wanted)
                 why = started.guard.reason
                 if why is None or not self.choice.pass_over(draft, why):
                     engine = self._engine(started, accept, control)
@@ -65,9 +66,8 @@ class Seat:
                 self._undo(before, started)
             drafter = self.choice.drafter(draft)
 
-    def _kept_for(self, drafter: Drafter) -> Started | None:
-        """One that was here before and cannot be told from `drafter`, as if just started."""
-        wanted = who(drafter)
+    def _kept_for(self, wanted: str) -> Started | None:
+        """One of this title that was here before, as if just started."""
         found = next((s for s in (self._now, self._kept) if s is not None and s.title == wanted != ""), None)
         if found is None or not found.guard.renew():
             return None
@@ -75,11 +75,11 @@ class Seat:
         self.target.cache.reattach(found.start.pool)
         return found
 
-    def _begin(self, drafter: Drafter) -> Started:
+    def _begin(self, drafter: Drafter, wanted: str) -> Started:
         """Start one. Memory that it may need is not kept for another."""
         if self._now is not None and self._takes_memory(drafter):
             self._clear()
-        wanted, start = who(drafter), start_for(self.target, drafter, self.name, self.tokenizer)
+        start = start_for(self.target, drafter, self.name, self.tokenizer)
         guard = Guard(drafter, self.target.vocab_size, self._capture_nothing)
         try:
             guard.start(start)

@@ -234,9 +234,11 @@ class Goodput:
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
         settled = among == self._among and not self._book.turned and self._book.round - self._planned < self._keep
+        if settled:  # and so everybody was in the last plan
+            return
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
-        if settled or begun < (self._next_welcome if new else self._next_plan):
+        if begun < (self._next_welcome if new else self._next_plan):
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth
             return

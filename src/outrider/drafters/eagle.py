@@ -103,7 +103,7 @@ class Eagle(Drafter):
         if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
             fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)), self.feature)
             self.climbs = Climbs(fused, Replays(stage, self.name), start.usable, ids, width)
-            self._bound((self.nodes + 1) // width + 1)
+            self._bound(self.climbs.deepest(self.nodes))
             if self.climbs.most >= 2 * (self.depth + 1):
                 self._lags = Lags(self.climbs, 1 + (self.depth if self._alone else max(self.depth, BESIDE)))
         else:
@@ -183,8 +183,8 @@ class Eagle(Drafter):
     def _levels(self, batch: Batch, b: int, budget: Budget) -> int:
         """How far to look ahead as one replay: no further than what is fed has room, since more levels launch by launch take far
         longer, and what is in the ring cannot be read there."""
-        width = 1 if self.climbs is None else self.climbs.width
-        return min(budget.depth[b], (batch.room[b] + 1) // width + 1)
+        assert self.climbs is not None
+        return min(budget.depth[b], self.climbs.deepest(batch.room[b]))
 
     def _asked(self, batch: Batch, b: int, budget: Budget) -> Asked:
         request, depth, nodes = batch.requests[b], self._levels(batch, b, budget), budget.nodes[b]

@@ -68,9 +68,9 @@ class Climbs:
     def room(self, requests: Sequence[Request]) -> bool:
         return len(requests) <= GUESSING[-1] and self.stage.book.room(requests)
 
-    def fed(self, depth: int) -> int:
-        """Nodes whose KV must find room behind the known tokens but the last."""
-        return self.width * (depth - 1)
+    def deepest(self, room: int) -> int:
+        """Levels whose fed nodes, which lie behind the known tokens but the last, find room where there is some for so many."""
+        return (room + 1) // self.width + 1
 
     def widths(self, asked: Sequence[Asked]) -> tuple[int, ...]:
         """Host bounds of how many guesses there are."""
