@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from . import logprobs, metrics
 from .accept import lossless
+from .control import Foresight
 from .guard import Guard
 from .logprobs import Measured
 from .outcome import Outcome, read
@@ -42,6 +43,8 @@ class Engine:
         target.watched, drafter.admits = drafter.observes, target.admits
         self.target, self.drafter, self.scheduler = target, drafter, scheduler
         self.accept, self.controller = accept, controller
+        if isinstance(controller, Foresight):
+            controller.preview = drafter.preview
         scheduler.shared, scheduler.sharing = drafter.shared, drafter.sharing
         self.watch = Watch()
         self.sinks: list[Sink] = []
@@ -170,6 +173,7 @@ class Engine:
             prefill=sum(p for p in pending.batch.pending if p > 1),
             rows=sum(pending.batch.pending) + sum(pending.proposal.widths),
             depths=pending.depths,
+            waited=outcome.waited,
         )
         metrics.charge(event, time.perf_counter())
         return event

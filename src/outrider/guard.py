@@ -41,6 +41,7 @@ class Guard:
         own = isinstance(drafter, Sharing) and drafter.needs.kv is not None
         self._sharing: Sharing | None = cast(Sharing, drafter) if own else None
         self.observes = type(drafter).observe is not Drafter.observe
+        self.previews = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
         self._forced = Forced(vocab_size)
         self.admits: Callable[[Batch, Proposal], bool] = lambda batch, proposal: False
 
@@ -88,9 +89,21 @@ class Guard:
         proposal = self._guesses(batch, budget) if self.working and budget.any else None
         return self._forced.lead(batch, budget, Proposal.empty(len(batch)) if proposal is None else proposal)
 
+    def preview(self, request: Request, most: int) -> list[int] | None:
+        """What the drafter would guess for a request, if it can tell without a pass."""
+        if not self.working or not self.previews:
+            return None
+        try:
+            with _kept((request,)):
+                found = self.drafter.preview(request, most)
+            return None if found is None else [int(token) for token in found[:most]]
+        except (Exception, SystemExit) as error:
+            self._stop(f"it failed with {type(error).__name__}: {error}")
+            return None
+
     def _guesses(self, batch: Batch, budget: Budget) -> Proposal | None:
         try:
-            with _kept(batch):
+            with _kept(batch.requests):
                 proposal = self.drafter.propose(batch, budget)
             sound = self._sound(proposal, batch, budget)
         except (Exception, SystemExit) as error:
@@ -117,7 +130,7 @@ class Guard:
         goes_on = bool(self.drafter.needs.features) and self.follows(batch.requests, any(proposal.widths))
         seen = verdict if scores.answer is not None and goes_on else _copied(verdict)
         try:
-            with _kept(batch):
+            with _kept(batch.requests):
                 self.drafter.observe(batch, *self._forced.apart(proposal, seen, scores))
         except (Exception, SystemExit) as error:
             if out_of_memory(error) and self._again("observe", batch):
@@ -203,9 +216,9 @@ def _copied(verdict: Verdict) -> Verdict:
 
 
 @contextlib.contextmanager
-def _kept(batch: Batch) -> Iterator[None]:
+def _kept(requests: Sequence[Request]) -> Iterator[None]:
     """Requests as they were before the drafter had them, whatever it did. Raises `RuntimeError` if it changed one."""
-    before = [(r, r.tokens, list(r.tokens), _values(r)) for r in batch.requests]
+    before = [(r, r.tokens, list(r.tokens), _values(r)) for r in requests]
     changed = False
     try:
         yield

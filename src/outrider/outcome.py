@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ class Outcome:
     raw: dict[int, Rows] = field(default_factory=dict)
     processed: dict[int, Rows] = field(default_factory=dict)
     prompt: dict[int, Rows] = field(default_factory=dict)
+    waited: float = 0.0
 
     def commit(self, b: int) -> Committed:
         """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
@@ -144,7 +146,9 @@ def _told(batch: Batch, rows: list[list[int]], guesses: list[Any]) -> Outcome:
 def read(pending: Pending) -> Outcome:
     """Everything the host wants to know about a round, in one device-to-host copy (and a few more for log-probabilities)."""
     if pending.answer is not None:
-        return _told(pending.batch, *pending.answer.read())
+        begun = time.perf_counter()
+        answer = pending.answer.read()
+        return replace(_told(pending.batch, *answer), waited=time.perf_counter() - begun)
     batch, proposal, verdict, measured = pending.batch, pending.proposal, pending.verdict, pending.logprobs
     heads = (verdict.accepted, verdict.counts, verdict.finish, proposal.sizes)
     tables = (verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source)

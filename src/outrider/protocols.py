@@ -33,8 +33,7 @@ class Needs:
     `features`: `"hidden:last"` (what enters the vocabulary head), `"hidden:2,15,27"` (inputs of those decoder layers, side by
     side; `mid` is layer L//2, -3 is L - 3: rounds then show it by number), each `[R, width]` for every row of every pass,
     prompt rows included. `logits`: raw fp32 logits of the scored rows. `kv`: pool memory. `target`: a `TargetView`, handed to
-    `start`. `gaps`: a prompt's beginning may be taken over from earlier requests, KV and all: its rows (`Request.taken`) are
-    then never shown."""
+    `start`. `gaps`: a prompt's beginning may be taken over from earlier requests; its rows (`Request.taken`) are never shown."""
 
     features: tuple[str, ...] = ()
     logits: bool = False
@@ -53,9 +52,8 @@ class Cache(Protocol):
 
     `reserve` makes room for virtual indices below `length`, or returns False and changes nothing. `slots` maps virtual
     indices to pool slots. `keys(layer)` and `values(layer)` are `[slots, heads, dim]`. `move` copies virtual `source` to
-    `start, start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes; `copy` does
-    so between pool slots.
-    `scrub` zeroes what a request wrote. `price` tells how much free memory `reserve` would take.
+    `start, start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes; `copy` does so
+    between pool slots. `scrub` zeroes what a request wrote. `price` tells how much free memory `reserve` would take.
 
     A cache may share blocks within a `Request.group`. `find` gives blocks that hold the beginning of some tokens, `head` those of
     a running request; a request that `adopt`s them begins with their tokens, and must not write there. `publish` notes that the
@@ -215,8 +213,7 @@ class Drafter(Protocol):
     `depth` and `nodes` say how far it would like to look ahead; the controller may give less. `start` is called once.
     `propose` returns guesses for `batch` within `budget` and must not change the batch; a request with
     `budget.nodes[b] == 0` gets none. `observe` runs every round, prefill included, after the verdict and before the committed
-    tokens appear in `request.tokens`; a drafter may have been idle for any number of rounds, and `request.tokens` always tells
-    the whole truth. `release` forgets a request."""
+    tokens appear in `request.tokens`, which tell the whole truth; a drafter may have been idle for any number of rounds."""
 
     name: str
     depth: int = 8
@@ -224,8 +221,7 @@ class Drafter(Protocol):
     needs: Needs = Needs()
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
-        """Whether it needs nothing of these requests that the host learns by reading a round, for its notes and (if `guessing`)
-        for guesses: then rounds are launched ahead."""
+        """Whether neither its notes of these requests nor (if `guessing`) its guesses need a round to be read."""
         return not guessing and not self.needs.features
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
@@ -241,6 +237,11 @@ class Drafter(Protocol):
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal: ...
 
+    def preview(self, request: Request, most: int) -> list[int] | None:
+        """A chain of up to `most` tokens that `propose` would guess now, where that costs the device nothing and the host hardly
+        anything; else None, for every request."""
+        return None
+
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """See what became of the round's guesses. The next round writes over what `scores` shows: copy what is to stay."""
 
@@ -250,18 +251,18 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class Isolating(Protocol):
-    """A drafter that learns from finished texts, and can keep those of one `Request.group` from drafting for another's."""
+    """A drafter that learns from finished texts, and can keep those of one `Request.group` from drafting for another's: from the
+    call of `isolate` on. Without it, all share."""
 
-    def isolate(self) -> None:
-        """From now on. Without it, all share."""
+    def isolate(self) -> None: ...
 
 
 @runtime_checkable
 class Sharing(Protocol):
-    """A drafter whose own KV in the target's pool goes to whoever begins alike, together with the target's."""
+    """A drafter whose own KV in the target's pool goes to whoever begins alike, together with the target's: that of the `shared`
+    first tokens of a request, by now."""
 
-    def shared(self, request: Request) -> int:
-        """How many of a request's first tokens have it by now. Others may take over no more than these."""
+    def shared(self, request: Request) -> int: ...
 
 
 @runtime_checkable
@@ -270,7 +271,7 @@ class Replayer(Protocol):
     what it reached must say so; nothing picks it by itself. Without a recording of a request it guesses nothing."""
 
     def record(self, prompt: Sequence[int], params: SamplingParams, answer: Sequence[int]) -> None:
-        """Remember the tokens of the plain answer to a prompt under these parameters. `BadInput` if they cannot be replayed."""
+        """Remember the plain answer to a prompt under these parameters. `BadInput` if it cannot be replayed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -363,7 +363,8 @@ class Committed:
 @dataclass(frozen=True, slots=True)
 class StepEvent:
     """What metrics, traces, the benchmark and the controller read after each round. `depths`: how far the controller let each
-    request of the round look ahead, in the order of `committed`."""
+    request of the round look ahead, in the order of `committed`; `waited`: seconds in which the host did nothing but wait for the
+    device, where that is known."""
 
     committed: tuple[Committed, ...]
     draft_seconds: float
@@ -372,3 +373,4 @@ class StepEvent:
     prefill: int
     rows: int
     depths: tuple[int, ...] = ()
+    waited: float = 0.0

@@ -198,6 +198,8 @@ def play(made: Hybrid, some: Batch, accepted, rounds: int) -> list[Proposal]:
         out.append(guess)
         kept = [accepted(guess.source[b, : guess.widths[b]].tolist()) for b in range(len(some))]
         made.observe(some, guess, outcome(guess, kept), scores(guess))
+        for request, right in zip(some.requests, kept, strict=True):
+            request.tokens += [0] * (right + 1)
     return out
 
 

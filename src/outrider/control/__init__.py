@@ -7,15 +7,16 @@ from ..protocols import Controller, Drafter
 from .adaptive import Adaptive
 from .calibrate import calibrate
 from .fixed import Fixed
+from .foresight import Foresight
 from .goodput import Goodput
 from .shelf import Shelf
 
-__all__ = ["CONTROLLERS", "DEFAULT", "Adaptive", "Fixed", "Goodput", "Shelf", "calibrate", "check", "make"]
+__all__ = ["CONTROLLERS", "DEFAULT", "Adaptive", "Fixed", "Foresight", "Goodput", "Shelf", "calibrate", "check", "make"]
 
-CONTROLLERS: dict[str, type[Fixed] | type[Adaptive] | type[Goodput]] = {
+CONTROLLERS: dict[str, type[Fixed] | type[Adaptive] | type[Foresight]] = {
     "fixed": Fixed,
     "adaptive": Adaptive,
-    "goodput": Goodput,
+    "goodput": Foresight,
 }
 DEFAULT = "goodput"
 
@@ -33,4 +34,4 @@ def make(name: str, drafter: Drafter, shelf: Shelf | None = None) -> Controller:
     if drafter.depth < 1:
         return Fixed(drafter)
     made = CONTROLLERS[name]
-    return Goodput(drafter, known=shelf.of(drafter)) if made is Goodput and shelf is not None else made(drafter)
+    return Foresight(drafter, known=shelf.of(drafter)) if made is Foresight and shelf is not None else made(drafter)

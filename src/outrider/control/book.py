@@ -37,7 +37,8 @@ class State:
 class Asked:
     """A round's budget, as it was asked for: `depths` by request; `probes`: indices of requests that are only tried; `steady`:
     all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
-    launched before the round before it was read; `early`: before that was told, at least."""
+    launched before the round before it was read; `early`: before that was told, at least;
+    `foreseen`: its guesses were known beforehand (`foresight.py`)."""
 
     ids: tuple[int, ...]
     depths: tuple[int, ...]
@@ -45,6 +46,7 @@ class Asked:
     steady: bool = True
     ahead: bool = False
     early: bool = False
+    foreseen: bool = False
 
     @property
     def deepest(self) -> int:
@@ -93,7 +95,14 @@ class Book:
             found = self.states[request.id] = State(request, self.accept.track(), self.offer.track(), self.reach.track())
         return found
 
-    def ask(self, batch: Batch, depths: Sequence[int], probes: frozenset[int] = frozenset(), ahead: bool = False) -> None:
+    def ask(
+        self,
+        batch: Batch,
+        depths: Sequence[int],
+        probes: frozenset[int] = frozenset(),
+        ahead: bool = False,
+        foreseen: bool = False,
+    ) -> None:
         """Note what this round asks for."""
         steady = True
         for request, depth in zip(batch.requests, depths, strict=True):
@@ -102,7 +111,7 @@ class Book:
                 steady = steady and state.drafted == self.round - 1
                 state.drafted = self.round
         ids, early = tuple(r.id for r in batch.requests), len(self.open) > 0
-        self.open.append(Asked(ids, tuple(depths), probes, steady, ahead, early))
+        self.open.append(Asked(ids, tuple(depths), probes, steady, ahead, early, foreseen))
         self.round += 1
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}

@@ -110,11 +110,15 @@ class Goodput:
                 self._drafted_at = self._book.round
             else:
                 self._plain_at = self._book.round
+        return self._asked(batch, depths, probes)
+
+    def _asked(self, batch: Batch, depths: list[int], probes: frozenset[int] = frozenset(), foreseen: bool = False) -> Budget:
+        """Note it down."""
         if any(depths):
             self._stalls.use(len(batch), max(depths))
         else:
             self._judge.tick()
-        self._book.ask(batch, depths, probes, batch.blind)
+        self._book.ask(batch, depths, probes, batch.blind, foreseen)
         return self._shape.budget(batch, depths)
 
     @property

@@ -12,6 +12,7 @@ from ..protocols import Drafter
 from .costs import Costs
 from .rates import Rates
 from .stalls import Stalls
+from .streaks import Streaks
 
 PRIORS = (0.6, 0.9, 0.9)
 """Chances that are believed before anything was seen: that a guess comes true, that one is offered, and that one is offered where
@@ -26,6 +27,7 @@ class Known:
     positions: int
     costs: Costs = field(default_factory=Costs)
     stalls: Stalls = field(default_factory=Stalls)
+    streaks: Streaks = field(default_factory=Streaks)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
     accept: Rates = field(init=False)

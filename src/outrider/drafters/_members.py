@@ -10,6 +10,7 @@ import numpy as np
 
 from ..control.costs import Floats
 from ..control.rates import Rates, Track
+from ..control.streaks import Streaks, Text
 from ..errors import BadInput
 from ..protocols import Drafter
 from ..types import Budget, Request
@@ -102,6 +103,8 @@ class Member:
         self.reason: str | None = None
         self.strikes, self.starved = 0, False
         self.looked: float | None = None
+        self.lookup = type(drafter).preview is not Drafter.preview
+        self.streaks, self.texts = Streaks(), dict[int, Text]()
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
@@ -135,6 +138,18 @@ class Member:
         """Tokens it is expected to bring if asked; half its depth before it ever was."""
         record = self.record(request)
         return (record.accepted + self.drafter.depth / 2) / (record.asked + 1)
+
+    def usual(self) -> float:
+        """Tokens that a guess brings as a rule."""
+        return float(np.cumprod(self.rates.everybody()).sum())
+
+    def foreseen(self, request: Request) -> float:
+        """Tokens that a lookup's guess would bring now."""
+        text = self.texts.setdefault(request.id, Text(len(request.tokens)))
+        if text.ahead is None or text.length != len(request.tokens):
+            text.read(request.tokens, self.streaks)
+            text.ahead = self.drafter.preview(request, self.drafter.depth)
+        return text.outlook(self.streaks.chances(), self.drafter.depth)[-1]
 
     def wish(self, request: Request) -> int:
         """Levels it would like to guess, or those the request names."""

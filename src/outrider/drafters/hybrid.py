@@ -8,6 +8,10 @@ lesser one beside it, as in a merge, where there is room and its rows are worth 
 by a fixed threshold of its score; Chen et al. 2024 cascade models.) Under the classical rules costs count as nothing, so that the
 text does not depend on a clock, nothing decides but what was before the draft, and one guess is taken alone.
 
+On a GPU nothing is read for it: where one member's guesses go into the pass alone they stay where they are, and what became of
+them is told by the text (`_ledger.py`). While what lookups see coming (`Drafter.preview`) is worth less than the guesses of
+members that need nothing of the host, those alone guess, in rounds that are launched ahead.
+
 **Merge.** All members guess, equal paths become one node; the first member to offer a node owns it. Draft probabilities do not
 survive that (which distribution drew a merged node?): under the classical rules its guesses then count as certain ones.
 
@@ -16,9 +20,7 @@ A member that crashes is switched off alone. `Proposal.source` is the member's n
 
 from __future__ import annotations
 
-import contextlib
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,12 +30,14 @@ from torch import Tensor
 
 from .. import registry, tree
 from ..control.costs import Costs, Floats
-from ..errors import BadInput, OutriderError, OutriderWarning, out_of_memory
-from ..protocols import Drafter, Isolating, Needs, Sharing, Start
+from ..errors import BadInput
+from ..protocols import Drafter, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
+from ._ledger import Entry, Ledger
 from ._members import Member, members
+from ._panel import Panel
 
 _EXPLORE = 64
 """Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
@@ -43,8 +47,8 @@ _DEEPER = 6
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
 """Tokens that each row of a lesser guess must be expected to bring to be verified beside the better one."""
-_PATIENCE = 3
-"""Unsound proposals before a member is switched off."""
+_HOTTER = 1.15
+"""Times more tokens that a lookup must promise than members whose rounds are launched ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Hand:
 
 
 @register("hybrid")
-class Hybrid(Drafter):
+class Hybrid(Panel):
     """A cascade of drafters, or their guesses in one tree."""
 
     paced: bool
@@ -109,37 +113,12 @@ class Hybrid(Drafter):
         self.needs = replace(self.needs, gaps=not any(d.needs.every for d in drafters))
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
+        self._best: list[int] = []  # by request: whose guess went alone
+        self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
         # The last guess: when, for how many in how many rows, rounds since.
         self._ended, self._sent, self._passed = 0.0, (0, 0), 0
-
-    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
-        """What all members take."""
-        each = [member.drafter.memory(dtype) for member in self.members]
-        return sum(once for once, _ in each), sum(token for _, token in each)
-
-    def isolate(self) -> None:
-        """Let the members that can keep groups apart do so."""
-        for member in self.members:
-            if isinstance(member.drafter, Isolating):
-                member.drafter.isolate()
-
-    def start(self, start: Start) -> None:
-        """Start every member with what it asked for itself."""
-        self._start = start
-        for member in self.members:
-            needs = member.drafter.needs
-            view, pool = start.view if needs.target else None, start.pool if needs.kv is not None else None
-            own = replace(start, view=view, pool=pool, alone=False)
-            try:
-                member.drafter.start(own)
-            except OutriderError:
-                raise
-            except (Exception, SystemExit) as error:
-                if self.whole:
-                    raise
-                self._stop(member, f"it failed to start with {type(error).__name__}: {error}")
 
     def renew(self) -> bool:
         """If all members can, it can."""
@@ -149,14 +128,33 @@ class Hybrid(Drafter):
         return True
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
-        """Guesses are looked up in the text; while there are none, all members may be able to go on."""
-        return not guessing and all(m.reason is not None or m.drafter.follows(requests, False) for m in self.members)
+        """Guesses are looked up in the text, unless nothing in it promises more than what others guess without looking.
+        While there are none, all members may be able to go on."""
+        alive = [m for m in self.members if m.reason is None]
+        if not guessing:
+            return all(m.drafter.follows(requests, False) for m in alive)
+        others = [m for m in alive if not m.lookup]
+        if self.merge or not others or not all(m.drafter.follows(requests, True) for m in others):
+            return False
+        least = _HOTTER * (1 + max(m.usual() for m in others)) - 1
+        return all(m.foreseen(request) < least for m in alive if m.lookup for request in requests)
+
+    def preview(self, request: Request, most: int) -> list[int] | None:
+        """See `protocols.Drafter`: the first lookup's that sees anything, where all members are lookups."""
+        alive = [m for m in self.members if m.reason is None]
+        if self.merge or not all(m.lookup for m in alive):
+            return None
+        found: list[int] | None = []
+        for member in alive:
+            found = found or member.drafter.preview(request, most)
+        return found
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
-        started = time.perf_counter()
+        started, self._solo = time.perf_counter(), NONE
+        self._settle(batch)
         if self._passed == 1:
             self._costs.add_verify(*self._sent, started - self._ended)
             self._timed = True
@@ -170,7 +168,7 @@ class Hybrid(Drafter):
         best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
         self._parts, none, told = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
         for member in self.members:
-            if member.reason is not None:
+            if member.reason is not None or (batch.blind and member.lookup):  # what there is to look up is not known yet
                 continue
             hands = [
                 Hand(v, 0 if c == NONE else self._parts[c].widths[b], spent)
@@ -197,14 +195,28 @@ class Hybrid(Drafter):
             return Proposal.empty(len(batch), self._start.device)
         if any(beside):
             return self._joined([{c} | more for c, more in zip(best, beside, strict=True)], best)
+        self._best, used = best, {c for c in best if c != NONE}
+        if len(used) == 1:
+            [self._solo] = used
+            alone = self._parts[self._solo]
+            if all(c != NONE or not w for c, w in zip(best, alone.widths, strict=True)):
+                return alone
+            self._solo = NONE
+        self._gather()
         whole, self._maps = _joint.select(self._parts, best)
         return whole
 
+    def _gather(self) -> None:
+        """All guesses to the target's device."""
+        device = self._start.device
+        self._parts = {i: p if p.tokens.device.type == device.type else p.to(device) for i, p in self._parts.items()}
+
     def _beside(self, batch: Batch, budget: Budget, b: int, best: int) -> set[int]:
         """Members whose guesses for request b are worth their rows beside those of the `best`. None where a classical rule is in
-        the batch: merged guesses are no draws."""
+        the batch: merged guesses are no draws; nor where guesses lie on a device, where looking
+        at them takes longer than they are worth."""
         found = set[int]()
-        if best == NONE or any(r.classical for r in batch.requests):
+        if best == NONE or any(r.classical for r in batch.requests) or any(p.unseen for p in self._parts.values()):
             return found
         room = budget.nodes[b] - self._parts[best].widths[b]
         for i, part in self._parts.items():
@@ -232,6 +244,7 @@ class Hybrid(Drafter):
                 used = [u + w for u, w in zip(used, part.widths if part is not None else [0] * len(used), strict=True)]
         if not self._parts:
             return Proposal.empty(len(batch), self._start.device)
+        self._gather()
         self._told = [set(self._parts) if a else set() for a in asked]
         if sum(p.columns > 0 for p in self._parts.values()) > 1:
             self._parts = {i: replace(p, q=None, resume=None) for i, p in self._parts.items()}
@@ -265,62 +278,14 @@ class Hybrid(Drafter):
         now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
         return levels if speed > now or not self._timed else min(most, self._look)
 
-    def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
-        """A member's guesses, if they are sound, and the seconds they took."""
-        if not budget.any:
-            return None, 0.0
-        started, part = time.perf_counter(), None
-        try:
-            part = member.drafter.propose(batch, budget)
-            if isinstance(part, Proposal) and part.tokens.device.type != self._start.device.type:
-                part = part.to(self._start.device)
-            if not self._sound(part, budget):
-                member.strikes += 1
-                part = None
-                if member.strikes >= _PATIENCE:
-                    self._stop(member, f"it made {_PATIENCE} unsound proposals")
-        except (Exception, SystemExit) as error:
-            part = None
-            self._failed(member, batch, error)
-        else:
-            member.starved = False
-        finally:
-            # What a member drew and did not report must not be taken for another's.
-            self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
-        seconds = time.perf_counter() - started
-        member.clock.add(seconds)
-        member.pace.add(seconds / max(1, *budget.depth))
-        if part is None:
-            return None, seconds
-        for b, request in enumerate(batch.requests):
-            if budget.nodes[b]:
-                levels = min(budget.depth[b], part.widths[b])
-                record = member.record(request)
-                record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
-        part = self._parts[member.index] = _joint.signed(part, member.index)
-        return part, seconds
-
-    def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
-        """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be
-        half-written, so it forgets them."""
-        if out_of_memory(error) and not member.starved:
-            member.starved = True
-            for request in batch.requests:
-                self._forget(member, request)
-        else:
-            self._stop(member, f"it failed with {type(error).__name__}: {error}")
-
-    def _sound(self, part: object, budget: Budget) -> bool:
-        if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
-            return False
-        fits = all(isinstance(w, int) and w <= n for w, n in zip(part.widths, budget.nodes, strict=True))
-        return fits and bool(tree.validate(part, self._start.vocab_size).all())
-
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
         self._passed += 1
         if not proposal.columns:
             self._idle(batch, verdict, scores)
+            return
+        if self._solo != NONE:
+            self._alone(batch, verdict, scores)
             return
         parts, maps = self._parts, self._maps
         self._parts, self._maps = {}, {}
@@ -346,17 +311,42 @@ class Hybrid(Drafter):
     def _idle(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
         self._parts, self._maps, nothing = {}, {}, Proposal.empty(len(batch), self._start.device)
+        self._settle(batch)
+        for request in batch.requests:
+            self._ledger.forget(request)
         for member in (m for m in self.members if m.reason is None):
             for record in (member.records[r.id] for r in batch.requests if r.id in member.records):
                 record.fade()
             if type(member.drafter).observe is not Drafter.observe:
                 self._show(member, batch, nothing, verdict, scores)
 
-    def _show(self, member: Member, batch: Batch, part: Proposal, verdict: Verdict, scores: Scores) -> None:
-        try:
-            member.drafter.observe(batch, part, verdict, scores)
-        except (Exception, SystemExit) as error:
-            self._stop(member, f"it failed while observing with {type(error).__name__}: {error}")
+    def _alone(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
+        """A round in which one member's guesses were all there was. Its columns are the whole's, of the others nothing was
+        accepted. Whoever reads states and cannot do without the host is shown its own."""
+        solo, whole, none = self._solo, self._parts[self._solo], Proposal.empty(len(batch), verdict.path.device)
+        nothing = replace(verdict, path=verdict.path[:, :0], accepted=torch.zeros_like(verdict.accepted))
+        self._ledger.note(batch.requests, [Entry(c, frozenset(t)) for c, t in zip(self._best, self._told, strict=True)])
+        for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
+            needs = member.drafter.needs
+            if member.index == solo:
+                self._show(member, batch, whole, verdict, scores)
+            elif not (needs.features or needs.logits) or (
+                scores.answer is not None and member.drafter.follows(batch.requests, False)
+            ):
+                self._show(member, batch, none, nothing, scores)
+            else:
+                renamed, back = none.tokens, _joint.inverse(none.tokens, whole.columns)
+                self._show(member, batch, none, nothing, _joint.scores_for(renamed, back, nothing, verdict, scores))
+        self._parts = {}
+
+    def _settle(self, batch: Batch) -> None:
+        """Book what became of members' guesses that went alone. What was turned down in favour of another's cannot be told."""
+        for request, entry, right in self._ledger.told(batch.requests, batch.blind):
+            for member in self.members:
+                if request.id in member.records and member.index in entry.asked:
+                    member.count(request, right if member.index == entry.member else 0)
+                elif request.id in member.records:
+                    member.records[request.id].fade()
 
     def _count(self, member: Member, batch: Batch, seen: Verdict, drafted: bool) -> None:
         """Book what became of a member's guesses. What was turned down in favour of another's cannot be told."""
@@ -367,29 +357,3 @@ class Hybrid(Drafter):
                 member.count(request, accepted[b])
             elif record is not None:
                 record.fade()
-
-    def shared(self, request: Request) -> int:
-        """See `protocols.Sharing`."""
-        owners = [m.drafter for m in self.members if m.reason is None and m.drafter.needs.kv is not None]
-        return min((d.shared(request) for d in owners if isinstance(d, Sharing)), default=len(request.tokens))
-
-    def release(self, request: Request) -> None:
-        for member in self.members:
-            member.records.pop(request.id, None)
-            self._forget(member, request)
-
-    def _forget(self, member: Member, request: Request) -> None:
-        try:
-            member.drafter.release(request)
-        except (Exception, SystemExit) as error:
-            self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
-
-    def _stop(self, member: Member, why: str) -> None:
-        if member.reason is not None:
-            return
-        member.reason = f"{member.drafter.name!r} was switched off: {why}"
-        wanted = {f for m in self.members if m.reason is None for f in m.drafter.needs.features}
-        self.needs = replace(self.needs, features=tuple(f for f in self.needs.features if f in wanted))
-        with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
-            text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
-            warnings.warn(text, OutriderWarning, stacklevel=2)

@@ -68,6 +68,10 @@ class NGram(Drafter):
         guesses = [self._guess(r, budget.depth[b]) for b, r in enumerate(batch.requests)]
         return Proposal.chains(guesses)
 
+    def preview(self, request: Request, most: int) -> list[int]:
+        """See `protocols.Drafter`."""
+        return self._guess(request, most)
+
     def release(self, request: Request) -> None:
         self._indexes.pop(request.id, None)
 

@@ -326,6 +326,12 @@ class Suffix(Drafter):
             return Proposal.chains([self._chain(r, depth, most) if depth else [] for r, depth, _ in limits], self._device)
         return Proposal.trees([self._tree(r, depth, n, most) if depth else [] for r, depth, n in limits], self._device)
 
+    def preview(self, request: Request, most: int) -> list[int] | None:
+        """See `protocols.Drafter`. Trees are no chains."""
+        if self.config.width > 1:
+            return None
+        return chain(self._voices(self._read(request, _MATCHES), most, _MATCHES), self.config.floor)[0]
+
     def expected(self, request: Request) -> float:
         """How many tokens of the last guess for `request` were expected to be accepted."""
         reader = self._readers.get(request.id)

@@ -1,0 +1,271 @@
+"""`goodput` for lookups, whose guesses can be seen without being made.
+
+A lookup takes the host some microseconds, and the device nothing. So whether guesses pay need not be tried: while the device is
+busy it is seen what would be guessed next (`Drafter.preview`), and when the text has gone on, whether that was right. From this
+(`streaks.py`) follows what the guess at hand is worth. Guesses are asked for in the rounds where there are some and they pay; all
+others are plain, and launched ahead. Where the host has no time for it, and for all other drafters, it is plain `goodput`.
+
+Which rounds have guesses depends on the text before them alone, as the classical rules want it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import numpy as np
+
+from ..protocols import Drafter
+from ..types import Batch, Budget, Finish, Request, StepEvent
+from .book import Asked
+from .costs import bucket
+from .goodput import Goodput
+from .limits import bounds
+from .plan import limits as depths_worth
+from .shelf import Known
+from .streaks import Preview, Text
+
+MARGIN = 1.02
+"""Guesses must promise so much more than a plain round."""
+FRESH = 16
+"""Decisions after which the prices of rounds are read anew."""
+IDLE, SHARE = 0.5, 0.01
+"""Looking may take this share of the time in which the host waits for the device, or of all time where it never does."""
+LATER = 512
+"""Rounds after which it is tried again whether there is time to look."""
+LONG = 8
+"""Rounds with guesses in a row whose time is told before their end."""
+SLOW = 0.05
+"""What the mean depth that is told moves by in a round."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Whether there is time to look: seconds that looking took, that the host waited for the device, and that rounds took."""
+
+    looks: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
+    waits: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
+    walls: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
+    off: int = 0
+
+    def heard(self, wall: float, waited: float) -> None:
+        """A plain round."""
+        self.walls.append(wall)
+        self.waits.append(waited)
+
+    @property
+    def there(self) -> bool:
+        """Whether there is time now."""
+        if self.off:
+            self.off -= 1
+            if not self.off:
+                self.looks.clear()
+            return not self.off
+        if len(self.looks) < 3 or not self.walls:
+            return True
+        if median(self.looks) > max(IDLE * median(self.waits), SHARE * median(self.walls)):
+            self.off = LATER
+        return not self.off
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Rounds with guesses in a row, with the plain ones before and after, in whose time some of their work may have been done:
+    together they took what they took."""
+
+    seconds: float = 0.0
+    parts: float = 0.0
+    plain: int = 0
+    guessed: int = 0
+    depths: int = 0
+    tokens: int = 0
+
+    def add(self, asked: Asked, event: StepEvent, wall: float) -> None:
+        """One more round."""
+        self.seconds += wall
+        if not asked.deepest:
+            self.plain += 1
+            return
+        self.guessed += 1
+        self.depths += asked.deepest
+        self.parts += event.verify_seconds + event.draft_seconds
+        self.tokens += sum(len(item.tokens) for item in event.committed)
+
+
+class Foresight(Goodput):
+    """See above. `preview` is the drafter's own, until an engine gives the guarded one."""
+
+    def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter, known: Known | None = None) -> None:
+        super().__init__(drafter, clock, known)
+        self.preview: Preview = getattr(drafter, "preview", lambda request, most: None)
+        self._texts = dict[int, Text]()
+        self._able, self._sees, self._wakes = True, False, False
+        self._pace, self._stretch = Pace(), Stretch()
+        self._batch: Batch | None = None
+        self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float]]](), 0
+        self._mean = 0.0
+
+    def budget(self, batch: Batch) -> Budget:
+        """Guesses where they are there and pay."""
+        self._batch = batch
+        limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
+        free = [b for b, (_, high) in enumerate(limits) if high]
+        self._sees = self._able and self._pace.there and not any(low for low, _ in limits) and bool(free or self._sees)
+        if not self._sees:
+            return super().budget(batch)
+        rests = bool(free) and self._rests(len(batch))
+        depths = [0] * len(batch) if rests or self._judge.rests(len(batch)) else self._depths(batch, limits)
+        self._story.count([depths[b] for b in free])
+        if any(depths):
+            self._drafted_at = self._book.round
+        else:
+            self._plain_at = self._book.round
+        self._tell(max(depths))
+        return self._asked(batch, depths, foreseen=True)
+
+    @property
+    def resting(self) -> bool:
+        """Nobody was given guesses in the last round, and what was seen since promises nothing."""
+        if not self._sees:
+            return super().resting
+        asked = self._book.open[-1] if self._book.open else None
+        return asked is not None and not any(asked.depths) and (self._plain > 0 or not self._wakes)
+
+    def rest(self, batch: Batch) -> Budget:
+        """No guesses for anybody, as `resting` promised."""
+        self._batch = batch
+        self._tell(0)
+        return super().rest(batch)
+
+    def observe(self, event: StepEvent) -> None:
+        """Learn from a round, and look what would be guessed now."""
+        super().observe(event)
+        for item in event.committed:
+            if item.finish is not Finish.RUNNING:
+                self._texts.pop(item.request.id, None)
+        if self._able and self._pace.there:
+            begun = self._clock()
+            self._look(event)
+            self._pace.looks.append(self._clock() - begun)
+        else:
+            self._sees = False
+
+    def _look(self, event: StepEvent) -> None:
+        """See what would be guessed for everybody who writes. Whoever is new is seen here first, while the device is busy: a long
+        prompt takes its time."""
+        for item in event.committed:
+            request = item.request
+            if item.tokens and item.finish is Finish.RUNNING and self._able:
+                self._texts.setdefault(request.id, Text(len(request.tokens)))
+                self._seen(request)
+        batch = self._batch
+        if batch is not None and self._able and not self._judge.rests(len(batch)):
+            limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
+            self._wakes = any(self._depths(batch, limits))
+        else:
+            self._wakes = False
+
+    def _seen(self, request: Request) -> Text:
+        """A request's text, brought up to its last token."""
+        text, tokens = self._texts[request.id], request.tokens
+        if len(tokens) != text.length or text.ahead is None:
+            text.read(tokens, self.known.streaks)
+            text.ahead = self.preview(request, self._shape.depth)
+            self._able = text.ahead is not None
+        return text
+
+    def _depths(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
+        """For each request as many guesses as pay."""
+        common, outlooks = self.known.streaks.chances(), list[list[float]]()
+        for request, (_, high) in zip(batch.requests, limits, strict=True):
+            known = high and request.id in self._texts and self._able
+            outlooks.append(self._seen(request).outlook(common, high) if known else [0.0])
+        most = max(len(o) for o in outlooks) - 1
+        if most < 1:
+            return [0] * len(batch)
+        limit = self._worth(batch, outlooks, most)
+        return [min(limit, len(o) - 1) for o in outlooks]
+
+    def _worth(self, batch: Batch, outlooks: Sequence[Sequence[float]], most: int) -> int:
+        """The depth that brings most tokens per second, if everybody goes as far as that; 0 where none does."""
+        size, ready, rows = len(batch), sum(batch.ready), sum(batch.pending)
+        drafted = sum(len(o) > 1 for o in outlooks)
+        passes, guessing = self._priced(size, drafted)
+        plain = ready / self._at(passes, rows)
+        best, wish, speeds = 0, 0, {0: MARGIN * plain}
+        for k in depths_worth(most):
+            tokens = ready + sum(o[min(k, len(o) - 1)] for o in outlooks)
+            after = rows + sum(min(k, len(o) - 1) for o in outlooks)
+            speeds[k] = tokens / (self._at(passes, after) + guessing[min(k, len(guessing) - 1)])
+            wish = k if speeds[k] > speeds[wish] else wish
+            best = k if speeds[k] > speeds[best] and self._stalls.open(size, k) else best
+        if wish != best:
+            self._stalls.want(size, wish, speeds[wish] / speeds[best] - 1)
+        else:
+            self._stalls.content()
+        self._gain = max(1.0, speeds[best] / plain) if best else 1.0
+        return best
+
+    def _priced(self, size: int, drafted: int) -> tuple[list[float], list[float]]:
+        """Seconds of passes and the rest by rows, and of guessing by depth, read from the tables now and then."""
+        self._read += 1
+        if self._read % FRESH == 0:
+            self._prices.clear()
+        key = size, bucket(drafted)
+        if key not in self._prices:
+            depth, costs = self._shape.depth, self.costs
+            passes = costs.verify(size, np.arange(1.0, size * (depth + 1) + 1)) + costs.other(size)
+            levels = np.arange(depth + 1.0)
+            guessing = costs.drafts(drafted, levels) + costs.waits(size, levels)
+            self._prices[key] = passes.tolist(), guessing.tolist()
+        return self._prices[key]
+
+    @staticmethod
+    def _at(passes: Sequence[float], rows: int) -> float:
+        return passes[min(rows, len(passes)) - 1]
+
+    def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
+        """Plain rounds among plain ones tell what those take; the others, all together, what guessing does."""
+        after = self._book.open[0] if self._book.open else None
+        guesses, next_ = asked.foreseen and asked.deepest > 0, after is not None and after.foreseen and after.deepest > 0
+        if not guesses and not next_ and not self._stretch.guessed:
+            super()._learn(asked, event, wall)
+            self._stretch = Stretch()
+            if not asked.deepest:
+                self._pace.heard(wall, event.waited)
+            return
+        self.costs.add_verify(len(event.committed), event.rows, event.verify_seconds)
+        if guesses:
+            self.costs.add_draft(asked.drafted, asked.deepest, event.draft_seconds)
+        self._stretch.add(asked, event, wall)
+        if self._stretch.guessed and ((not next_ and not guesses) or self._stretch.guessed >= LONG):
+            self._close(len(event.committed))
+
+    def _close(self, batch: int) -> None:
+        """What guessing took in such a stretch."""
+        stretch, self._stretch, costs = self._stretch, Stretch(), self.costs
+        if bucket(batch) not in self._plain_sizes:
+            return
+        other = costs.other(batch)
+        plain = costs.plain(batch, batch) + other
+        seconds, count = max(0.0, stretch.seconds - stretch.plain * plain), stretch.guessed
+        costs.add_wait(batch, round(stretch.depths / count), max(0.0, (seconds - stretch.parts) / count - other))
+        if self._judge.add(batch, stretch.tokens, seconds, batch / plain):
+            self._judge.renew()
+
+    def _hear(self, event: StepEvent, wall: float) -> None:
+        """Stretches are judged as a whole."""
+        if not self._sees:
+            super()._hear(event, wall)
+
+    def _tell(self, depth: int) -> None:
+        self._mean += SLOW * (depth - self._mean)
+        if self._book.round % LONG == 0:
+            self._story.change(round(self._mean, 1) if self._mean >= 2 * SLOW else 0.0, self._reckoning)
+
+    def _reckoning(self) -> str:
+        chances = self.known.streaks.chances()
+        return f"lookups right in {chances[0]:.0%} of cases, in {chances[3]:.0%} after three that were; used where they pay"

@@ -1,0 +1,55 @@
+"""What became of guesses, told by how far a text went on: nothing has to be read from a device for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ..types import NONE, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A round of one request: whose guess was verified (NONE: nobody's), and who was asked."""
+
+    member: int
+    asked: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Account:
+    """Rounds that were not told yet, and how long the text was before the first of them."""
+
+    length: int
+    rounds: list[Entry] = field(default_factory=list)
+
+
+class Ledger:
+    """Rounds of requests in the order in which they were launched; every one brings a token more than guesses were right."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, Account] = {}
+
+    def note(self, requests: Sequence[Request], entries: Sequence[Entry]) -> None:
+        """A round that was launched, and is not in these requests' tokens yet."""
+        for request, entry in zip(requests, entries, strict=True):
+            self._of.setdefault(request.id, Account(len(request.tokens))).rounds.append(entry)
+
+    def told(self, requests: Sequence[Request], blind: bool) -> Iterator[tuple[Request, Entry, int]]:
+        """What is known by now: requests, their rounds, and how many guesses were right. `blind`: the last round of each is not
+        in its tokens. Of several rounds at once nobody knows which brought what."""
+        for request in requests:
+            account = self._of.get(request.id)
+            if account is None:
+                continue
+            known = len(account.rounds) - blind
+            if known < 1:
+                continue
+            done, account.rounds = account.rounds[:known], account.rounds[known:]
+            brought, account.length = len(request.tokens) - account.length, len(request.tokens)
+            if known == 1 and brought > 0 and (done[0].member != NONE or done[0].asked):
+                yield request, done[0], brought - 1
+
+    def forget(self, request: Request) -> None:
+        """It has ended."""
+        self._of.pop(request.id, None)

@@ -1,0 +1,143 @@
+"""Several drafters side by side, each kept from harming the others: one that crashes is switched off alone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from dataclasses import replace
+
+import torch
+
+from .. import tree
+from ..errors import OutriderError, OutriderWarning, out_of_memory
+from ..protocols import Drafter, Isolating, Sharing, Start
+from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
+from . import _joint
+from ._ledger import Ledger
+from ._members import Member
+
+_PATIENCE = 3
+"""Unsound proposals before a member is switched off."""
+
+
+class Panel(Drafter):
+    """Members, and how they are asked and told. `whole`: without one of them it shall not start. `_parts`: guesses of this round
+    by member."""
+
+    members: list[Member]
+    whole: bool
+    _parts: dict[int, Proposal]
+    _ledger: Ledger
+
+    def memory(self, dtype: torch.dtype) -> tuple[int, int]:
+        """What all members take."""
+        each = [member.drafter.memory(dtype) for member in self.members]
+        return sum(once for once, _ in each), sum(token for _, token in each)
+
+    def isolate(self) -> None:
+        """Let the members that can keep groups apart do so."""
+        for member in self.members:
+            if isinstance(member.drafter, Isolating):
+                member.drafter.isolate()
+
+    def start(self, start: Start) -> None:
+        """Start every member with what it asked for itself."""
+        self._start = start
+        for member in self.members:
+            needs = member.drafter.needs
+            view, pool = start.view if needs.target else None, start.pool if needs.kv is not None else None
+            own = replace(start, view=view, pool=pool, alone=False)
+            try:
+                member.drafter.start(own)
+            except OutriderError:
+                raise
+            except (Exception, SystemExit) as error:
+                if self.whole:
+                    raise
+                self._stop(member, f"it failed to start with {type(error).__name__}: {error}")
+
+    def shared(self, request: Request) -> int:
+        """See `protocols.Sharing`."""
+        owners = [m.drafter for m in self.members if m.reason is None and m.drafter.needs.kv is not None]
+        return min((d.shared(request) for d in owners if isinstance(d, Sharing)), default=len(request.tokens))
+
+    def release(self, request: Request) -> None:
+        self._ledger.forget(request)
+        for member in self.members:
+            member.records.pop(request.id, None)
+            member.texts.pop(request.id, None)
+            self._forget(member, request)
+
+    def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
+        """A member's guesses, if they are sound, and the seconds they took."""
+        if not budget.any:
+            return None, 0.0
+        started, part = time.perf_counter(), None
+        try:
+            part = member.drafter.propose(batch, budget)
+            if not self._sound(part, budget):
+                member.strikes += 1
+                part = None
+                if member.strikes >= _PATIENCE:
+                    self._stop(member, f"it made {_PATIENCE} unsound proposals")
+        except (Exception, SystemExit) as error:
+            part = None
+            self._failed(member, batch, error)
+        else:
+            member.starved = False
+        finally:
+            # What a member drew and did not report must not be taken for another's.
+            self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
+        seconds = time.perf_counter() - started
+        member.clock.add(seconds)
+        member.pace.add(seconds / max(1, *budget.depth))
+        if part is None:
+            return None, seconds
+        for b, request in enumerate(batch.requests):
+            if budget.nodes[b]:
+                levels = min(budget.depth[b], part.widths[b])
+                record = member.record(request)
+                record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
+        part = self._parts[member.index] = _joint.signed(part, member.index)
+        return part, seconds
+
+    def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
+        """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be
+        half-written, so it forgets them."""
+        if out_of_memory(error) and not member.starved:
+            member.starved = True
+            for request in batch.requests:
+                self._forget(member, request)
+        else:
+            self._stop(member, f"it failed with {type(error).__name__}: {error}")
+
+    def _sound(self, part: object, budget: Budget) -> bool:
+        if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
+            return False
+        fits = all(isinstance(w, int) and w <= n for w, n in zip(part.widths, budget.nodes, strict=True))
+        if part.unseen:  # the guard puts right what could not be
+            return fits and tree.well_formed(part)
+        return fits and bool(tree.validate(part, self._start.vocab_size).all())
+
+    def _show(self, member: Member, batch: Batch, part: Proposal, verdict: Verdict, scores: Scores) -> None:
+        try:
+            member.drafter.observe(batch, part, verdict, scores)
+        except (Exception, SystemExit) as error:
+            self._stop(member, f"it failed while observing with {type(error).__name__}: {error}")
+
+    def _forget(self, member: Member, request: Request) -> None:
+        try:
+            member.drafter.release(request)
+        except (Exception, SystemExit) as error:
+            self._stop(member, f"it failed while releasing a request with {type(error).__name__}: {error}")
+
+    def _stop(self, member: Member, why: str) -> None:
+        if member.reason is not None:
+            return
+        member.reason = f"{member.drafter.name!r} was switched off: {why}"
+        wanted = {f for m in self.members if m.reason is None for f in m.drafter.needs.features}
+        self.needs = replace(self.needs, features=tuple(f for f in self.needs.features if f in wanted))
+        with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
+            text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
+            warnings.warn(text, OutriderWarning, stacklevel=2)

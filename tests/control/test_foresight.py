@@ -1,0 +1,178 @@
+"""Lookups whose guesses are seen beforehand: guesses are made where there are some and they pay, and nowhere else."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from outrider.bench.simulate import Clock, laptop, overlapped
+from outrider.config import SamplingParams
+from outrider.control import Fixed, Foresight
+from outrider.control.streaks import LONGEST, Streaks, Text
+from outrider.protocols import Controller
+from outrider.types import NONE, Batch, Committed, Finish, Proposal, Request, StepEvent
+
+from .test_lookout import stretches
+
+DEPTH, ENDLESS, WRONG = 10, 10**6, -1
+
+
+@dataclass
+class Copies:
+    """A text in which token p is p, and a lookup: there is a guess at `offered` places, right as far as `right` goes."""
+
+    offered: list[bool]
+    right: list[bool]
+    depth: int = DEPTH
+    nodes: int = DEPTH
+
+    def preview(self, request: Request, most: int) -> list[int]:
+        at, found, good = len(request.tokens), list[int](), True
+        if not self.offered[at]:
+            return found
+        for p in range(at, at + most):
+            good = good and self.right[p]
+            found.append(p if good else WRONG)
+        return found
+
+
+def copies(seed: int, shortest: int, longest: int, poor: float = 0.2) -> Copies:
+    """Half of it copied, in stretches of so many tokens; elsewhere there is a guess at one place in three, seldom right."""
+    rng, kinds = random.Random(seed), stretches(seed, shortest, longest) * 8
+    return Copies(
+        [rng.random() < (0.95 if kind else 0.3) for kind in kinds], [rng.random() < (0.93 if kind else poor) for kind in kinds]
+    )
+
+
+@dataclass
+class Desk:
+    """One request and one controller, on a card (plain rounds are launched ahead) or a laptop."""
+
+    lookup: Copies
+    controller: Controller
+    clock: Clock
+    card: bool
+    slow: float = 1.0
+    request: Request = field(default_factory=lambda: Request(1, [0], 0, SamplingParams(max_tokens=ENDLESS), key=1, seed=1))
+    known: int = 1
+    rounds: list[tuple[int, int, float]] = field(default_factory=list)
+    _flying: list[StepEvent] = field(default_factory=list)
+    _rng: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def run(self, tokens: int) -> float:
+        """Tokens per second over so many more."""
+        begun, at = self.clock.now, self.known
+        while self.known < at + tokens:
+            self.step()
+        return (self.known - at) / (self.clock.now - begun)
+
+    def step(self) -> None:
+        """As the engine does: the next round is launched before the last one is told, or even read."""
+        blind = bool(self._flying) and self.card and self.controller.resting
+        if not blind:
+            self.request.tokens = list(range(self.known))
+        batch = Batch((self.request,), (1,), (True,), (64,), blind)
+        budget = self.controller.rest(batch) if blind else self.controller.budget(batch)
+        asked = budget.depth[0]
+        if asked:
+            guess = self.lookup.preview(self.request, asked)
+            draft = self.noisy(2e-4 * self.slow)
+        else:
+            guess, draft = [], 0.0
+        self.controller.cut(batch, Proposal.chains([guess]))
+        rows = 1 + len(guess)
+        verify = self.noisy((overlapped if self.card else laptop)(rows, 1) * (1.15 if self.card and rows > 1 else 1.0))
+        lost = self.noisy(2.5e-4) if self.card and not blind else 0.0
+        right = next((i for i, token in enumerate(guess) if token == WRONG), len(guess))
+        self.clock.now += draft
+        if not self.card:
+            self.clock.now += verify
+        self.tell()
+        if self.card:
+            self.clock.now += verify + lost
+        self.known += right + 1
+        tokens = tuple(range(self.known - right - 1, self.known))
+        origins = (0,) * right + (NONE,)
+        item = Committed(self.request, tokens, origins, len(guess), right, (1,) * len(guess), (), "", Finish.RUNNING)
+        waited = 0.0 if not self.card else 0.6 * verify
+        event = StepEvent((item,), draft, verify, draft + verify + lost, 0, rows, budget.depth, waited)
+        self.rounds.append((asked, right, draft + verify + lost))
+        self._flying.append(event)
+        if not self.card:
+            self.tell()
+
+    def tell(self) -> None:
+        for event in self._flying:
+            self.request.tokens = list(range(event.committed[0].tokens[-1] + 1))
+            self.controller.observe(event)
+        self._flying.clear()
+
+    def noisy(self, seconds: float) -> float:
+        return seconds * max(0.5, self._rng.gauss(1.0, 0.05)) * (5.0 if self._rng.random() < 0.01 else 1.0)
+
+
+def speed(lookup: Copies, card: bool, depth: int | None, slow: float = 1.0) -> float:
+    """With foresight, or at a fixed depth."""
+    clock = Clock()
+    if depth is None:
+        controller: Controller = Foresight(lookup, clock)  # type: ignore[arg-type]
+        assert isinstance(controller, Foresight)
+        controller.overlaps = card
+    else:
+        controller = Fixed(replace(lookup, depth=depth, nodes=depth))  # type: ignore[arg-type]
+    desk = Desk(lookup, controller, clock, card, slow)
+    desk.run(60)
+    return desk.run(1500)
+
+
+@pytest.mark.parametrize("card", [True, False], ids=["card", "laptop"])
+@pytest.mark.parametrize(("shortest", "longest"), [(6, 25), (3, 8), (40, 120)])
+def test_no_fixed_depth_is_faster_by_more_than_a_little(card: bool, shortest: int, longest: int) -> None:
+    lookup = copies(1, shortest, longest)
+    fixed = [speed(lookup, card, depth) for depth in (0, 2, 4, 8, DEPTH)]
+    assert max(fixed) > 1.05 * fixed[0]
+    assert speed(lookup, card, None) >= (1.05 if card else 0.95) * max(fixed)
+
+
+@pytest.mark.parametrize("card", [True, False], ids=["card", "laptop"])
+def test_where_nothing_is_copied_nothing_is_lost(card: bool) -> None:
+    lookup = Copies([True] * 4000, [i % 12 == 0 for i in range(4000)])
+    assert speed(lookup, card, None) >= 0.985 * speed(lookup, card, 0)
+
+
+@pytest.mark.parametrize("card", [True, False], ids=["card", "laptop"])
+def test_slow_lookups_do_no_harm(card: bool) -> None:
+    """Guesses that take a hundred times as long as they should are hardly asked for."""
+    lookup = copies(3, 6, 25)
+    assert speed(lookup, card, None, slow=100 if card else 1000) >= 0.97 * speed(lookup, card, 0)
+
+
+def test_streaks_are_told_apart() -> None:
+    streaks, text = Streaks(), Text(1)
+    tokens = [0]
+    for _ in range(200):  # three right, one wrong, nothing
+        text.ahead = [1, 1, 1, 2]
+        tokens = [*tokens, 1, 1, 1, 3]
+        text.read(tokens, streaks)
+        text.ahead = []
+        tokens = [*tokens, 9]
+        text.read(tokens, streaks)
+    chances = streaks.chances()
+    assert min(chances[:3]) > 0.95 and chances[3] < 0.1 and len(chances) == LONGEST + 1
+    text.ahead = [1] * 8
+    outlook = text.outlook(chances, 8)
+    assert outlook[3] == pytest.approx(3.0, abs=0.2) and outlook[8] - outlook[3] < 0.2
+    assert text.outlook(chances, 2) == outlook[:3]
+
+
+def test_a_lookup_that_cannot_tell_is_controlled_as_any_other() -> None:
+    class Dumb(Copies):
+        def preview(self, request: Request, most: int) -> list[int]:
+            return None  # type: ignore[return-value]
+
+    lookup = Dumb([True] * 4000, [True] * 4000)
+    clock = Clock()
+    desk = Desk(Copies(lookup.offered, lookup.right), Foresight(lookup, clock), clock, card=False)  # type: ignore[arg-type]
+    assert desk.run(500) > 2 * speed(lookup, False, 0)
