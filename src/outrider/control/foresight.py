@@ -34,8 +34,8 @@ FRESH = 16
 """Decisions after which the prices of rounds are read anew."""
 IDLE, SHARE = 0.5, 0.01
 """Looking may take this share of the time in which the host waits for the device, or of all time where it never does."""
-LATER = 512
-"""Rounds after which it is tried again whether there is time to look."""
+ENOUGH, LATER = 8, 512
+"""Looks after which it is known what one takes; rounds after which it is tried again whether there is time for it."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
@@ -56,19 +56,24 @@ class Pace:
         self.walls.append(wall)
         self.waits.append(waited)
 
-    @property
-    def there(self) -> bool:
-        """Whether there is time now."""
-        if self.off:
-            self.off -= 1
-            if not self.off:
-                self.looks.clear()
-            return not self.off
-        if len(self.looks) < 3 or not self.walls:
-            return True
-        if median(self.looks) > max(IDLE * median(self.waits), SHARE * median(self.walls)):
+    def looked(self, seconds: float) -> None:
+        """So long was spent on looking, and nobody was new."""
+        self.looks.append(seconds)
+        if min(len(self.looks), len(self.walls)) >= ENOUGH and seconds > self._most and median(self.looks) > self._most:
             self.off = LATER
-        return not self.off
+
+    @property
+    def _most(self) -> float:
+        return max(IDLE * median(self.waits), SHARE * median(self.walls))
+
+    def there(self) -> bool:
+        """Whether there is time in this round."""
+        if not self.off:
+            return True
+        self.off -= 1
+        if not self.off:
+            self.looks.clear()
+        return False
 
 
 @dataclass(slots=True)
@@ -107,13 +112,14 @@ class Foresight(Goodput):
         self._batch: Batch | None = None
         self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float]]](), 0
         self._mean = 0.0
+        self._decided: tuple[tuple[tuple[int, int, int], ...], list[int]] = (), []
 
     def budget(self, batch: Batch) -> Budget:
         """Guesses where they are there and pay."""
         self._batch = batch
         limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
         free = [b for b, (_, high) in enumerate(limits) if high]
-        self._sees = self._able and self._pace.there and not any(low for low, _ in limits) and bool(free or self._sees)
+        self._sees = self._able and not self._pace.off and not any(low for low, _ in limits) and bool(free or self._sees)
         if not self._sees:
             return super().budget(batch)
         rests = bool(free) and self._rests(len(batch))
@@ -146,27 +152,29 @@ class Foresight(Goodput):
         for item in event.committed:
             if item.finish is not Finish.RUNNING:
                 self._texts.pop(item.request.id, None)
-        if self._able and self._pace.there:
-            begun = self._clock()
+        if self._able and self._pace.there():
             self._look(event)
-            self._pace.looks.append(self._clock() - begun)
         else:
             self._sees = False
 
     def _look(self, event: StepEvent) -> None:
         """See what would be guessed for everybody who writes. Whoever is new is seen here first, while the device is busy: a long
         prompt takes its time."""
+        begun, new = self._clock(), False
         for item in event.committed:
             request = item.request
             if item.tokens and item.finish is Finish.RUNNING and self._able:
+                new = new or request.id not in self._texts
                 self._texts.setdefault(request.id, Text(len(request.tokens)))
                 self._seen(request)
-        batch = self._batch
+        batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
-            limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
-            self._wakes = any(self._depths(batch, limits))
-        else:
-            self._wakes = False
+            self._wakes = any(self._depths(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))]))
+        if not new:
+            self._pace.looked(self._clock() - begun)
+        self._read += 1
+        if self._read % FRESH == 0:
+            self._prices.clear()
 
     def _seen(self, request: Request) -> Text:
         """A request's text, brought up to its last token."""
@@ -178,7 +186,13 @@ class Foresight(Goodput):
         return text
 
     def _depths(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
-        """For each request as many guesses as pay."""
+        """For each request as many guesses as pay. What was decided on the same texts stands."""
+        key = tuple((r.id, len(r.tokens), high) for r, (_, high) in zip(batch.requests, limits, strict=True))
+        if key != self._decided[0]:
+            self._decided = key, self._decide(batch, limits)
+        return list(self._decided[1])
+
+    def _decide(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
         common, outlooks = self.known.streaks.chances(), list[list[float]]()
         for request, (_, high) in zip(batch.requests, limits, strict=True):
             known = high and request.id in self._texts and self._able
@@ -196,12 +210,18 @@ class Foresight(Goodput):
         passes, guessing = self._priced(size, drafted)
         plain = ready / self._at(passes, rows)
         best, wish, speeds = 0, 0, {0: MARGIN * plain}
+        stalls = bool(self._stalls.prices)
         for k in depths_worth(most):
-            tokens = ready + sum(o[min(k, len(o) - 1)] for o in outlooks)
-            after = rows + sum(min(k, len(o) - 1) for o in outlooks)
-            speeds[k] = tokens / (self._at(passes, after) + guessing[min(k, len(guessing) - 1)])
-            wish = k if speeds[k] > speeds[wish] else wish
-            best = k if speeds[k] > speeds[best] and self._stalls.open(size, k) else best
+            if size == 1:
+                tokens, after = ready + outlooks[0][k], rows + k
+            else:
+                tokens = ready + sum(o[min(k, len(o) - 1)] for o in outlooks)
+                after = rows + sum(min(k, len(o) - 1) for o in outlooks)
+            speeds[k] = tokens / (self._at(passes, after) + guessing[k])
+            if speeds[k] > speeds[wish]:
+                wish = k
+            if speeds[k] > speeds[best] and (not stalls or self._stalls.open(size, k)):
+                best = k
         if wish != best:
             self._stalls.want(size, wish, speeds[wish] / speeds[best] - 1)
         else:
@@ -211,9 +231,6 @@ class Foresight(Goodput):
 
     def _priced(self, size: int, drafted: int) -> tuple[list[float], list[float]]:
         """Seconds of passes and the rest by rows, and of guessing by depth, read from the tables now and then."""
-        self._read += 1
-        if self._read % FRESH == 0:
-            self._prices.clear()
         key = size, bucket(drafted)
         if key not in self._prices:
             depth, costs = self._shape.depth, self.costs

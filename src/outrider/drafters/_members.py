@@ -105,6 +105,7 @@ class Member:
         self.looked: float | None = None
         self.lookup = type(drafter).preview is not Drafter.preview
         self.streaks, self.texts = Streaks(), dict[int, Text]()
+        self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 

@@ -67,6 +67,7 @@ class Panel(Drafter):
         for member in self.members:
             member.records.pop(request.id, None)
             member.texts.pop(request.id, None)
+            member.stands.pop(request.id, None)
             self._forget(member, request)
 
     def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:

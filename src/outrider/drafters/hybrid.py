@@ -43,6 +43,8 @@ _EXPLORE = 64
 """Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
 _FIRST = 2
 """Levels of the first guess of a member whose time is not known."""
+_STANDS = 4
+"""Rounds launched ahead for which it stands how far a member guesses."""
 _DEEPER = 6
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
@@ -114,7 +116,9 @@ class Hybrid(Panel):
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
         self._best: list[int] = []  # by request: whose guess went alone
+        self._empty = dict[int, Proposal]()
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
+        self._cold: tuple[tuple[tuple[int, int], ...], bool] = (), False  # whether lookups promise little in these texts
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
         # The last guess: when, for how many in how many rows, rounds since.
@@ -136,8 +140,11 @@ class Hybrid(Panel):
         others = [m for m in alive if not m.lookup]
         if self.merge or not others or not all(m.drafter.follows(requests, True) for m in others):
             return False
-        least = _HOTTER * (1 + max(m.usual() for m in others)) - 1
-        return all(m.foreseen(request) < least for m in alive if m.lookup for request in requests)
+        texts = tuple((r.id, len(r.tokens)) for r in requests)
+        if texts != self._cold[0]:
+            least = _HOTTER * (1 + max(m.usual() for m in others)) - 1
+            self._cold = texts, all(m.foreseen(r) < least for m in alive if m.lookup for r in requests)
+        return self._cold[1]
 
     def preview(self, request: Request, most: int) -> list[int] | None:
         """See `protocols.Drafter`: the first lookup's that sees anything, where all members are lookups."""
@@ -265,6 +272,9 @@ class Hybrid(Panel):
             return most
         if not member.pace.seconds and request.params.depth is None:
             return min(most, _FIRST)
+        until, usual = member.stands.get(request.id, (0, 0))
+        if batch.blind and self._rounds < until and usual <= most and not hand.width:
+            return usual
         count = len(batch)
 
         def passes(rows: Floats) -> Floats:
@@ -276,7 +286,9 @@ class Hybrid(Panel):
         elif self._rounds % _DEEPER == 0:
             levels = min(most, levels + 1)
         now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
-        return levels if speed > now or not self._timed else min(most, self._look)
+        levels = levels if speed > now or not self._timed else min(most, self._look)
+        member.stands[request.id] = self._rounds + _STANDS, levels
+        return levels
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
@@ -310,7 +322,7 @@ class Hybrid(Panel):
 
     def _idle(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
-        self._parts, self._maps, nothing = {}, {}, Proposal.empty(len(batch), self._start.device)
+        self._parts, self._maps, nothing = {}, {}, self._nothing(len(batch))
         self._settle(batch)
         for request in batch.requests:
             self._ledger.forget(request)
@@ -323,21 +335,26 @@ class Hybrid(Panel):
     def _alone(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round in which one member's guesses were all there was. Its columns are the whole's, of the others nothing was
         accepted. Whoever reads states and cannot do without the host is shown its own."""
-        solo, whole, none = self._solo, self._parts[self._solo], Proposal.empty(len(batch), verdict.path.device)
-        nothing = replace(verdict, path=verdict.path[:, :0], accepted=torch.zeros_like(verdict.accepted))
         self._ledger.note(batch.requests, [Entry(c, frozenset(t)) for c, t in zip(self._best, self._told, strict=True)])
+        whole = self._parts[self._solo]
         for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
-            needs = member.drafter.needs
-            if member.index == solo:
+            if member.index == self._solo:
                 self._show(member, batch, whole, verdict, scores)
-            elif not (needs.features or needs.logits) or (
-                scores.answer is not None and member.drafter.follows(batch.requests, False)
-            ):
-                self._show(member, batch, none, nothing, scores)
-            else:
-                renamed, back = none.tokens, _joint.inverse(none.tokens, whole.columns)
-                self._show(member, batch, none, nothing, _joint.scores_for(renamed, back, nothing, verdict, scores))
+                continue
+            needs, none = member.drafter.needs, self._nothing(len(batch))
+            seen = replace(verdict, path=verdict.path[:, :0], accepted=torch.zeros_like(verdict.accepted))
+            shown, follows = scores, scores.answer is not None and member.drafter.follows(batch.requests, False)
+            if (needs.features or needs.logits) and not follows:
+                back = _joint.inverse(none.tokens, whole.columns)
+                shown = _joint.scores_for(none.tokens, back, seen, verdict, scores)
+            self._show(member, batch, none, seen, shown)
         self._parts = {}
+
+    def _nothing(self, count: int) -> Proposal:
+        """No guesses for so many requests, on the target's device."""
+        if count not in self._empty:
+            self._empty[count] = Proposal.empty(count, self._start.device)
+        return self._empty[count]
 
     def _settle(self, batch: Batch) -> None:
         """Book what became of members' guesses that went alone. What was turned down in favour of another's cannot be told."""
