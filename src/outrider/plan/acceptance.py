@@ -78,10 +78,13 @@ class Answer:
         """How far a round looks ahead: never past the last token but one that may be written."""
         return max(0, min(depth, self.limit - written - 1))
 
-    def guesses(self, written: int, asked: int) -> int:
-        """Guesses in the pass of a round that asked for so many levels; a tree's grow with its depth."""
+    def guesses(self, written: int, asked: int, tree: float = 0.0) -> int:
+        """Guesses in the pass of a round that asked for so many levels; `tree`: as many as a tree of so many has, else they grow
+        with its depth."""
         found = self.rows[written - 1]
-        return min(found, asked) if found <= self.depth else math.ceil(found * asked / self.depth)
+        if found <= self.depth:
+            return min(found, asked)
+        return min(found, round(tree)) if tree else math.ceil(found * asked / self.depth)
 
     def gained(self, written: int, asked: int) -> int:
         """Tokens of such a round: the guesses that are right and one more, up to the end of the text."""

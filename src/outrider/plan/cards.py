@@ -103,6 +103,10 @@ class Estimate:
         """Not reckoned."""
         return 0.0
 
+    def nodes(self, batch: int, depth: float) -> float:
+        """Not known."""
+        return 0.0
+
     def knows(self, batch: int, rows: float) -> bool:
         """Nothing was measured."""
         return False

@@ -31,6 +31,7 @@ class Costs(Protocol):
     def other(self, batch: int, depth: float) -> float: ...
     def reading(self, batch: int) -> float: ...
     def begin(self, batch: int) -> float: ...
+    def nodes(self, batch: int, depth: float) -> float: ...
     def knows(self, batch: int, rows: float) -> bool: ...
 
 
@@ -43,12 +44,12 @@ def typical(seconds: Iterable[float]) -> float:
 
 
 Curves = Mapping[int, Points]
-PARTS = ("verify", "draft", "other", "reading", "begin")
+PARTS = ("verify", "draft", "other", "reading", "begin", "nodes")
 
 
 @dataclass(slots=True)
 class Samples:
-    """Rounds as they were measured: seconds of each part by batch and size (see `Table`)."""
+    """Rounds as they were measured: each part by batch and size (see `Table`)."""
 
     parts: dict[str, dict[tuple[int, int], list[float]]] = field(
         default_factory=lambda: {name: defaultdict(list) for name in PARTS}
@@ -87,7 +88,8 @@ def _curves(samples: Mapping[tuple[int, int], list[float]]) -> Curves:
 class Table:
     """Measured curves by size of the batch. `verify`: over rows of the pass; `draft`: over levels (`asked` for, else those that
     were offered); `other`: over the same, 0 for plain rounds; `reading` until the first token and `begin` (the drafter's own
-    reading of the prompt) at 0. `context`: shortest and longest text it was measured on, in tokens."""
+    reading of the prompt) at 0; `nodes`: no seconds, but guesses of a request by levels asked for, where they are trees.
+    `context`: shortest and longest text it was measured on, in tokens."""
 
     parts: Mapping[str, Curves]
     asked: bool = True
@@ -109,6 +111,10 @@ class Table:
     def reading(self, batch: int) -> float:
         """From the request to its first token."""
         return self._read("reading", batch, 0.0)
+
+    def nodes(self, batch: int, depth: float) -> float:
+        """Guesses of one request in a pass, where they are trees; 0 where that is not known."""
+        return self._read("nodes", batch, depth)
 
     def begin(self, batch: int) -> float:
         """What the first drafting of a text takes more than the others."""

@@ -30,8 +30,11 @@ Tell = Callable[[str, float], None]
 PLAIN = "none"
 WARM = 8
 """Tokens that are written before anything counts."""
-ENOUGH, PATIENCE = 6, 6
-"""Rounds of every depth that are to be measured, and how many times as many texts as asked for are written for them at most."""
+ENOUGH, PLENTY, PATIENCE = 6, 40, 6
+"""Rounds of every depth that are to be measured, as many as are worth it where they are quick, and how many times as many texts
+as asked for are written for them at most."""
+QUICK = 3.0
+"""Seconds for which it is gone on: machines have slow moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +126,9 @@ class Measurer:
         groups = _groups(self.prompts, batch)
         self._timed(groups[0], control)  # first passes of every shape are slow
         control = Stretches(drafter, depths, samples, self.clock)
-        most = PATIENCE * len(groups) * self.repeats
+        most, begun = PATIENCE * len(groups) * self.repeats, self.clock()
         for i in range(most):
-            if i >= len(groups) * self.repeats and control.least >= ENOUGH:
+            if i >= len(groups) * self.repeats and control.least >= (PLENTY if self.clock() - begun < QUICK else ENOUGH):
                 break
             self.tell(f"{spec}: what rounds cost, {batch} at a time", i / most)
             results = self._timed(groups[i % len(groups)], control)

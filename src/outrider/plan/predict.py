@@ -127,7 +127,7 @@ def _walk(group: Sequence[Answer], depth: int, costs: Costs, walk: Walk) -> None
     written = [(a, 1) for a in group if a.tokens > 1]
     while written:
         asked = [(a, at, a.ask(at, depth)) for a, at in written]
-        guesses = [a.guesses(at, k) for a, at, k in asked]
+        guesses = [a.guesses(at, k, costs.nodes(len(asked), k)) for a, at, k in asked]
         drafted, rows = sum(k > 0 for _, _, k in asked), len(asked) + sum(guesses)
         levels = max(k for _, _, k in asked) if costs.asked else max(guesses)
         seconds = costs.verify(len(asked), rows) + costs.other(len(asked), levels)

@@ -162,6 +162,9 @@ class Stretches(Fixed):
         add("other", batch, asked.depth, wall - event.verify_seconds - event.draft_seconds)
         if asked.depth:
             add("draft", batch, asked.depth, event.draft_seconds)
+            nodes = (event.rows - batch) / batch
+            if nodes > asked.depth:
+                add("nodes", batch, asked.depth, nodes)
         if asked.depth == max(self._depths):
             for item in event.committed:
                 metrics.add(self.stats, item)

@@ -1,0 +1,168 @@
+"""Lookups that are seen beforehand: what `preview` promises, rounds of hybrids that are launched ahead, what texts tell of
+guesses."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from outrider import registry
+from outrider.config import SamplingParams
+from outrider.drafters._ledger import Entry, Ledger
+from outrider.drafters.hybrid import Hybrid
+from outrider.errors import OutriderWarning
+from outrider.guard import Guard
+from outrider.protocols import Drafter
+from outrider.types import NONE, Batch, Budget, Proposal, Request
+
+from .. import tiny
+from .test_hybrid import Told, batch, outcome, scores, started
+
+SPECS = ["ngram", "ngram:min=1,max=3", "suffix", "suffix:factor=3,depth=6", "hybrid:members=suffix+ngram(min=1)"]
+
+
+def copying(seed: int, length: int) -> list[int]:
+    """A text that copies itself in stretches."""
+    rng, text = random.Random(seed), [7, 8]
+    while len(text) < length:
+        at = rng.randrange(len(text))
+        text += text[at : at + rng.randint(2, 9)] if rng.random() < 0.6 else [rng.randrange(30)]
+    return text[:length]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_preview_is_what_would_be_guessed(spec: str) -> None:
+    """And looking changes nothing: one that is looked at guesses as one that is not."""
+    seen, other = registry.parse(spec), registry.parse(spec)
+    for one in (seen, other):
+        tiny.World().engine(one)
+    text, found = copying(1, 400), 0
+    request = tiny.request(text[:5], SamplingParams(max_tokens=1000))
+    for end in range(5, 400):
+        request.tokens = text[:end]
+        preview = seen.preview(request, 4)
+        some = Batch((request,), (1,), (True,), (20,))
+        guesses = [one.propose(some, Budget((4,), (4,))) for one in (seen, other)]
+        tokens = [g.tokens[0, : g.widths[0]].tolist() for g in guesses]
+        assert tokens[0] == tokens[1]
+        if not spec.startswith("hybrid"):  # which asks further members where the first one's guess is short
+            assert preview == tokens[0]
+        found += bool(preview)
+    assert found > 100
+
+
+def test_who_cannot_tell_says_so() -> None:
+    for spec in ("suffix:width=2", "lookahead", "hybrid:merge=yes,members=suffix+ngram"):
+        assert registry.parse(spec).preview(tiny.request([1, 2, 3]), 4) is None
+    mixed = Hybrid.of([registry.parse("suffix"), Told("model", [5])])
+    assert mixed.preview(tiny.request([1, 2, 3]), 4) is None
+
+
+class Vandal(Drafter):
+    """Fails while it is looked at, or writes into the request."""
+
+    name = "vandal"
+
+    def __init__(self, writes: bool) -> None:
+        self.writes = writes
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        return Proposal.empty(len(batch))
+
+    def preview(self, request: Request, most: int) -> list[int]:
+        if not self.writes:
+            raise ZeroDivisionError("oops")
+        request.tokens.append(5)
+        return [1]
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_preview_that_fails_switches_its_drafter_off(writes: bool) -> None:
+    guard, request = Guard(Vandal(writes), 100), tiny.request([1, 2, 3])
+    with pytest.warns(OutriderWarning, match="switched off"):
+        assert guard.preview(request, 4) is None
+    assert request.tokens == [1, 2, 3] and guard.reason is not None
+    assert guard.preview(request, 4) is None, "and it is not asked again"
+
+
+def test_texts_tell_what_became_of_guesses() -> None:
+    ledger, request = Ledger(), tiny.request([1, 2, 3])
+    ledger.note([request], [Entry(1, frozenset({1}))])
+    assert not list(ledger.told([request], blind=True)), "its round is still in flight"
+    request.tokens += [4, 5, 6]
+    [(told, entry, right)] = ledger.told([request], blind=False)
+    assert told is request and entry.member == 1 and right == 2
+    assert not list(ledger.told([request], blind=False))
+    for _ in range(2):  # two in flight, one of them read
+        ledger.note([request], [Entry(0, frozenset({0}))])
+    request.tokens += [7]
+    assert [right for _, _, right in ledger.told([request], blind=True)] == [0]
+    ledger.note([request], [Entry(0, frozenset({0}))])
+    request.tokens += [8, 9, 10]
+    assert not list(ledger.told([request], blind=False)), "two rounds at once: nobody knows which brought what"
+    ledger.note([request], [Entry(NONE)])
+    request.tokens += [11]
+    assert not list(ledger.told([request], blind=False)), "nobody was asked"
+    ledger.note([request], [Entry(0, frozenset({0}))])
+    ledger.forget(request)
+    assert not list(ledger.told([request], blind=False))
+
+
+class Model(Told):
+    """Needs nothing of the host."""
+
+    def follows(self, requests: object, guessing: bool = True) -> bool:
+        return True
+
+
+def test_rounds_are_launched_ahead_while_nothing_is_copied() -> None:
+    made = started(registry.parse("suffix"), Model("model", [5, 6, 7]))
+    some = batch(1)
+    [request] = some.requests
+    rng = random.Random(3)
+    request.tokens[:] = [rng.randrange(10, tiny.VOCAB) for _ in range(40)]
+
+    def round_(text: list[int], blind: bool) -> Proposal:
+        guess = made.propose(replace(some, blind=blind), Budget((made.depth,), (made.nodes,)))
+        made.observe(some, guess, outcome(guess, [0]), scores(guess))
+        request.tokens += text
+        return guess
+
+    for _ in range(12):  # what is new is never foretold, and the model is never right
+        assert made.follows([request], False)
+        round_([rng.randrange(10, tiny.VOCAB)], False)
+    assert made.follows([request]), "nothing to look up"
+    blind = round_([rng.randrange(10, tiny.VOCAB)], True)
+    assert blind.source[0, 0] == 1, "the lookup is not asked, for the text is not known"
+    start = len(request.tokens)
+    copied = request.tokens[5:30]
+    for token in copied:
+        last = made.follows([request])
+        round_([token], False)
+    assert not last, "the text copies: what comes is looked up"
+    assert len(request.tokens) == start + len(copied)
+
+
+def test_alone_without_lookups_or_with_models_that_wait_nothing_is_launched_ahead() -> None:
+    request = tiny.request([1, 2, 3])
+    waits = started(registry.parse("suffix"), Told("model", [5]))
+    assert not waits.follows([request]) and waits.follows([request], False)
+    assert not started(registry.parse("suffix"), registry.parse("ngram")).follows([request])
+    merged = Hybrid.of([registry.parse("suffix"), Model("model", [5])], merge=True)
+    assert not merged.follows([request])
+
+
+def test_what_a_member_knows_of_a_request_goes_with_it() -> None:
+    made = started(registry.parse("suffix"), Model("model", [5, 6, 7]))
+    some = batch(2)
+    for _ in range(3):
+        made.follows(some.requests)
+        guess = made.propose(some, Budget((3, 3), (made.nodes, made.nodes)))
+        made.observe(some, guess, outcome(guess, [0, 0]), scores(guess))
+        for request in some.requests:
+            request.tokens.append(9)
+    for request in some.requests:
+        made.release(request)
+    assert not any(m.records or m.texts or m.stands for m in made.members) and not made._ledger._of
