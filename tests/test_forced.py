@@ -8,8 +8,10 @@ from functools import cache as memo
 import pytest
 import torch
 
+from outrider import registry
 from outrider.accept import RULES
 from outrider.config import SamplingParams
+from outrider.control import Foresight
 from outrider.drafters.none import NoDrafter
 from outrider.forced import Forced, holds
 from outrider.types import FORCED, Batch, Budget, Proposal, Request
@@ -68,6 +70,16 @@ def plain(temperature: float) -> list[list[int]]:
 @memo
 def answers() -> dict[tuple[int, ...], tuple[int, ...]]:
     return {tuple(p): tuple(a) for p, a in zip(PROMPTS, plain(0.0), strict=True)}
+
+
+@pytest.mark.parametrize("spec", ["suffix", "ngram", "hybrid:members=suffix+ngram"])
+def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str) -> None:
+    """The default controller sees what is forced as well as what is looked up."""
+    world, made = tiny.World(), requests(Rhyme)
+    world.control = Foresight
+    assert world.run(registry.parse(spec), made) == plain(0.0)
+    forced = [request.origins.count(FORCED) for request in made]
+    assert min(forced) > 3
 
 
 @pytest.mark.parametrize("name", every())

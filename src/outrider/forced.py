@@ -44,6 +44,11 @@ class Forced:
         self._own, self._renamed = own, maps[OWN]
         return whole
 
+    def ahead(self, request: Request, own: list[int], most: int) -> list[int]:
+        """What `lead` makes of a chain of the drafter's."""
+        chain = self._known(request, most) if request.params.processors else []
+        return chain if chain and (request.sampled or own[: len(chain)] != chain) else own
+
     def apart(self, proposal: Proposal, verdict: Verdict, scores: Scores) -> tuple[Proposal, Verdict, Scores]:
         """What the drafter is to see of the round."""
         own, renamed, self._own, self._renamed = self._own, self._renamed, None, None

@@ -96,7 +96,7 @@ class Guard:
         try:
             with _kept((request,)):
                 found = self.drafter.preview(request, most)
-            return None if found is None else [int(token) for token in found[:most]]
+            return None if found is None else self._forced.ahead(request, [int(token) for token in found[:most]], most)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None

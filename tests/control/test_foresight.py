@@ -150,21 +150,22 @@ def test_slow_lookups_do_no_harm(card: bool) -> None:
 
 
 def test_streaks_are_told_apart() -> None:
-    streaks, text = Streaks(), Text(1)
-    tokens = [0]
+    request = Request(1, [0], 1, SamplingParams(), key=1, seed=1)
+    streaks, text = Streaks(), Text(request)
     for _ in range(200):  # three right, one wrong, nothing
-        text.ahead = [1, 1, 1, 2]
-        tokens = [*tokens, 1, 1, 1, 3]
-        text.read(tokens, streaks)
-        text.ahead = []
-        tokens = [*tokens, 9]
-        text.read(tokens, streaks)
+        assert text.look(streaks, lambda: [1, 1, 1, 2])
+        request.tokens = [*request.tokens, 1, 1, 1, 3]
+        assert text.look(streaks, lambda: [])
+        request.tokens = [*request.tokens, 9]
     chances = streaks.chances()
     assert min(chances[:3]) > 0.95 and chances[3] < 0.1 and len(chances) == LONGEST + 1
-    text.ahead = [1] * 8
+    text.look(streaks, lambda: [1] * 8)
+    assert text.look(streaks, lambda: []), "a text is looked at once"
     outlook = text.outlook(chances, 8)
     assert outlook[3] == pytest.approx(3.0, abs=0.2) and outlook[8] - outlook[3] < 0.2
     assert text.outlook(chances, 2) == outlook[:3]
+    request.tokens = [*request.tokens, 1]
+    assert not text.look(streaks, lambda: None)
 
 
 def test_a_lookup_that_cannot_tell_is_controlled_as_any_other() -> None:

@@ -165,3 +165,53 @@ def test_what_a_member_knows_of_a_request_goes_with_it() -> None:
     for request in some.requests:
         made.release(request)
     assert not any(m.records or m.texts or m.stands for m in made.members) and not made._ledger._of
+
+
+def test_rounds_in_which_several_guessed_do_not_blur_what_the_others_brought() -> None:
+    """Alone, beside another, not at all: every member's record is that of its own rounds."""
+    one, two = Told("one", [5, 6, 7]), Told("two", [9, 10, 11])
+    made, some = started(one, two), batch(2, "rejection")
+    for number in range(40):
+        one.only = {0, 1} if number % 3 == 0 else {0}  # else each request has another member's guess: no round of one alone
+        two.only = {0, 1}
+        if number % 5 == 4:
+            empty = Proposal.empty(2)
+            made.observe(some, empty, outcome(empty, [0, 0]), scores(empty))
+            rights = [0, 0]
+        else:
+            guess = made.propose(some, Budget((3, 3), (made.nodes,) * 2))
+            rights = [2 if guess.widths[b] and guess.source[b, 0] == 0 else 0 for b in range(2)]
+            made.observe(some, guess, outcome(guess, rights), scores(guess))
+        for request, right in zip(some.requests, rights, strict=True):
+            request.tokens += [1] * (right + 1)
+    made.propose(some, Budget((3, 3), (made.nodes,) * 2))
+    records = [made.members[0].records[r.id] for r in some.requests]
+    for record in records:  # two of three, whenever it was asked and had a guess
+        assert record.accepted == pytest.approx(2 / 3 * record.promised, rel=0.05) or record.promised < 1
+
+
+class Moody(Told):
+    """Looks things up, until it fails."""
+
+    def preview(self, request: Request, most: int) -> list[int]:
+        raise ZeroDivisionError("oops")
+
+
+def test_a_member_whose_preview_fails_is_switched_off_alone() -> None:
+    request = tiny.request([1, 2, 3])
+    for others in ([registry.parse("suffix")], [Model("model", [5])]):
+        made = started(*others, Moody("moody", [7]))
+        with pytest.warns(OutriderWarning, match="moody"):
+            made.preview(request, 3) if others[0].name == "suffix" else made.follows([request])
+        assert [m.reason is None for m in made.members] == [True, False]
+
+
+def test_who_cannot_tell_is_asked() -> None:
+    """A lookup that grows trees, and a hybrid within a hybrid, keep rounds from being launched ahead: they must see the text."""
+    request = tiny.request([1, 2, 3])
+    assert not started(registry.parse("suffix:width=2"), Model("model", [5])).follows([request])
+    nested = Hybrid.of([registry.parse("suffix"), Model("inner", [5])])
+    assert not started(nested, Model("model", [5])).follows([request])
+    assert not started(registry.parse("suffix"), Model("one", [5]), Model("two", [6])).follows([request])
+    both = started(registry.parse("ngram"), registry.parse("suffix:width=2"))
+    assert both.preview(request, 3) is None

@@ -538,7 +538,7 @@ def test_a_members_own_expectation_is_corrected_by_what_came_true() -> None:
     record.promise = 4.0
     assert member.worth(request) == 4.0
     for _ in range(30):
-        record.count(1)
+        record.count(4.0, 1)
     assert 1.0 < member.worth(request) < 1.6
 
 

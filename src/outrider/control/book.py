@@ -125,6 +125,14 @@ class Book:
                 break
         else:
             return None
+        if not asked.foreseen:  # whoever knows the guesses asks for good ones only
+            self._learn(event, asked)
+        self._measure(event.committed)
+        self._forget(event.committed)
+        return asked
+
+    def _learn(self, event: StepEvent, asked: Asked) -> None:
+        """Who was offered guesses, and how many were right."""
         drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
         everybody = self.accept.everybody()
         turned = sum(self._turn(s, c, everybody) for s, c, _ in drafted)
@@ -135,9 +143,6 @@ class Book:
         whole = [(s, c, d, len(c.offered_at)) for s, c, d in drafted if c.finish is Finish.RUNNING]
         self.offer.learn((s.offer, n, d) for s, _, d, n in whole)
         self.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
-        self._measure(event.committed)
-        self._forget(event.committed)
-        return asked
 
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""

@@ -34,8 +34,9 @@ FRESH = 16
 """Decisions after which the prices of rounds are read anew."""
 IDLE, SHARE = 0.5, 0.01
 """Looking may take this share of the time in which the host waits for the device, or of all time where it never does."""
-ENOUGH, LATER = 8, 512
-"""Looks after which it is known what one takes; rounds after which it is tried again whether there is time for it."""
+ENOUGH, LATER, LATEST = 8, 512, 16384
+"""Looks after which it is known what one takes; rounds after which it is tried again whether there is time for it: at first, and
+at most."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
@@ -50,9 +51,10 @@ class Pace:
     waits: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
     walls: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
     off: int = 0
+    next: int = LATER
 
     def heard(self, wall: float, waited: float) -> None:
-        """A plain round."""
+        """A round."""
         self.walls.append(wall)
         self.waits.append(waited)
 
@@ -60,7 +62,7 @@ class Pace:
         """So long was spent on looking, and nobody was new."""
         self.looks.append(seconds)
         if min(len(self.looks), len(self.walls)) >= ENOUGH and seconds > self._most and median(self.looks) > self._most:
-            self.off = LATER
+            self.off, self.next = self.next, min(LATEST, 2 * self.next)
 
     @property
     def _most(self) -> float:
@@ -122,8 +124,10 @@ class Foresight(Goodput):
         self._sees = self._able and not self._pace.off and not any(low for low, _ in limits) and bool(free or self._sees)
         if not self._sees:
             return super().budget(batch)
-        rests = bool(free) and self._rests(len(batch))
-        depths = [0] * len(batch) if rests or self._judge.rests(len(batch)) else self._depths(batch, limits)
+        rests = (bool(free) and self._rests(len(batch))) or self._judge.rests(len(batch))
+        depths = [0] * len(batch) if rests else self._depths(batch, limits)
+        if rests:
+            self._stalls.content()
         self._story.count([depths[b] for b in free])
         if any(depths):
             self._drafted_at = self._book.round
@@ -142,7 +146,7 @@ class Foresight(Goodput):
 
     def rest(self, batch: Batch) -> Budget:
         """No guesses for anybody, as `resting` promised."""
-        self._batch = batch
+        self._batch, self._plain_at = batch, self._book.round
         self._tell(0)
         return super().rest(batch)
 
@@ -162,11 +166,9 @@ class Foresight(Goodput):
         prompt takes its time."""
         begun, new = self._clock(), False
         for item in event.committed:
-            request = item.request
-            if item.tokens and item.finish is Finish.RUNNING and self._able:
-                new = new or request.id not in self._texts
-                self._texts.setdefault(request.id, Text(len(request.tokens)))
-                self._seen(request)
+            if item.tokens and item.finish is Finish.RUNNING and self._able and _open(item.request):
+                new = new or item.request.id not in self._texts
+                self._seen(self._texts.setdefault(item.request.id, Text(item.request)))
         batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
             self._wakes = any(self._depths(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))]))
@@ -175,14 +177,11 @@ class Foresight(Goodput):
         self._read += 1
         if self._read % FRESH == 0:
             self._prices.clear()
+            self._texts = {i: t for i, t in self._texts.items() if t.request.finish is Finish.RUNNING}
 
-    def _seen(self, request: Request) -> Text:
-        """A request's text, brought up to its last token."""
-        text, tokens = self._texts[request.id], request.tokens
-        if len(tokens) != text.length or text.ahead is None:
-            text.read(tokens, self.known.streaks)
-            text.ahead = self.preview(request, self._shape.depth)
-            self._able = text.ahead is not None
+    def _seen(self, text: Text) -> Text:
+        """A text, brought up to its last token."""
+        self._able = text.look(self.known.streaks, lambda: self.preview(text.request, self._shape.depth))
         return text
 
     def _depths(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
@@ -196,9 +195,10 @@ class Foresight(Goodput):
         common, outlooks = self.known.streaks.chances(), list[list[float]]()
         for request, (_, high) in zip(batch.requests, limits, strict=True):
             known = high and request.id in self._texts and self._able
-            outlooks.append(self._seen(request).outlook(common, high) if known else [0.0])
+            outlooks.append(self._seen(self._texts[request.id]).outlook(common, high) if known else [0.0])
         most = max(len(o) for o in outlooks) - 1
         if most < 1:
+            self._stalls.content()
             return [0] * len(batch)
         limit = self._worth(batch, outlooks, most)
         return [min(limit, len(o) - 1) for o in outlooks]
@@ -247,12 +247,11 @@ class Foresight(Goodput):
     def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Plain rounds among plain ones tell what those take; the others, all together, what guessing does."""
         after = self._book.open[0] if self._book.open else None
+        self._pace.heard(wall, event.waited)
         guesses, next_ = asked.foreseen and asked.deepest > 0, after is not None and after.foreseen and after.deepest > 0
         if not guesses and not next_ and not self._stretch.guessed:
             super()._learn(asked, event, wall)
             self._stretch = Stretch()
-            if not asked.deepest:
-                self._pace.heard(wall, event.waited)
             return
         self.costs.add_verify(len(event.committed), event.rows, event.verify_seconds)
         if guesses:
@@ -270,8 +269,9 @@ class Foresight(Goodput):
         plain = costs.plain(batch, batch) + other
         seconds, count = max(0.0, stretch.seconds - stretch.plain * plain), stretch.guessed
         costs.add_wait(batch, round(stretch.depths / count), max(0.0, (seconds - stretch.parts) / count - other))
-        if self._judge.add(batch, stretch.tokens, seconds, batch / plain):
-            self._judge.renew()
+        for _ in range(count):
+            if self._judge.add(batch, stretch.tokens / count, seconds / count, batch / plain):
+                self._judge.renew()
 
     def _hear(self, event: StepEvent, wall: float) -> None:
         """Stretches are judged as a whole."""
@@ -286,3 +286,9 @@ class Foresight(Goodput):
     def _reckoning(self) -> str:
         chances = self.known.streaks.chances()
         return f"lookups right in {chances[0]:.0%} of cases, in {chances[3]:.0%} after three that were; used where they pay"
+
+
+def _open(request: Request) -> bool:
+    """Whether it is open how far to look ahead for a request; see `bounds`."""
+    params = request.params
+    return params.draft is None and params.depth is None and not (request.sampled and params.seed is not None)

@@ -31,10 +31,10 @@ class Judge:
     size: int = 0
     _heard: int = 0
     next: int = REST
-    _short: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2 * FEW))
-    _long: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=2 * MANY))
+    _short: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * FEW))
+    _long: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * MANY))
 
-    def add(self, batch: int, tokens: int, seconds: float, plain: float) -> bool:
+    def add(self, batch: int, tokens: float, seconds: float, plain: float) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
         slower than that, so that the plan is to be made anew."""
         if bucket(batch) != self.size:
@@ -68,6 +68,6 @@ class Judge:
         self.rest = max(0, self.rest - 1)
 
 
-def _speed(rounds: deque[tuple[int, float]]) -> float:
+def _speed(rounds: deque[tuple[float, float]]) -> float:
     most = ODD * median(seconds for _, seconds in rounds)
     return sum(tokens for tokens, _ in rounds) / max(1e-12, sum(min(most, seconds) for _, seconds in rounds))

@@ -45,32 +45,41 @@ class Streaks:
 
 @dataclass(slots=True)
 class Text:
-    """One request's: `length` known tokens when it was last looked at, what would be guessed `ahead` of them (None: not looked up
-    yet), the `row` of right guesses that ends there, and its own record."""
+    """One request's: `length` known tokens when it was last looked at (0: not yet), what would be guessed `ahead` of them, the
+    `row` of right guesses that ends there, and its own record."""
 
-    length: int
+    request: Request
+    length: int = 0
     row: int = 0
-    ahead: list[int] | None = None
+    ahead: list[int] = field(default_factory=list)
     own: Streaks = field(default_factory=Streaks)
 
-    def read(self, tokens: list[int], common: Streaks) -> None:
-        """Learn from the tokens that came since."""
-        fresh = tokens[self.length :]
-        for token, guess in zip(fresh, self.ahead or (), strict=False):
+    def look(self, common: Streaks, preview: Callable[[], list[int] | None]) -> bool:
+        """Learn from the tokens that came since, and look what comes next. False where that cannot be told."""
+        tokens = self.request.tokens
+        if self.length == len(tokens):
+            return True
+        if self.length:
+            self._learn(tokens[self.length :], common)
+        found = preview()
+        self.length, self.ahead = len(tokens), found or []
+        return found is not None
+
+    def _learn(self, fresh: list[int], common: Streaks) -> None:
+        for token, guess in zip(fresh, self.ahead, strict=False):
             hit = token == guess
             self.own.learn(self.row, hit, OWN)
             common.learn(self.row, hit, COMMON)
             self.row = min(LONGEST, self.row + 1) if hit else 0
             if not hit:
                 break
-        if fresh and not self.ahead:
+        if not self.ahead:
             self.row = 0
-        self.length, self.ahead = len(tokens), None
 
     def outlook(self, common: list[float], most: int) -> list[float]:
         """Tokens expected of the first 0, 1, ... guesses, of at most `most`."""
         found, chance, total = [0.0], 1.0, 0.0
-        for i in range(min(most, len(self.ahead or ()))):
+        for i in range(min(most, len(self.ahead))):
             row = min(LONGEST, self.row + i)
             chance *= (self.own.hits[row] + PULL * common[row]) / (self.own.tests[row] + PULL)
             total += chance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..types import NONE, Request
@@ -10,10 +10,11 @@ from ..types import NONE, Request
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A round of one request: whose guess was verified (NONE: nobody's), and who was asked."""
+    """A round of one request: whose guess was verified (NONE: nobody's), and who was asked, with the tokens that each promised
+    and levels."""
 
-    member: int
-    asked: frozenset[int] = frozenset()
+    member: int = NONE
+    asked: Mapping[int, tuple[float, int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Account:
 
 
 class Ledger:
-    """Rounds of requests in the order in which they were launched; every one brings a token more than guesses were right."""
+    """All rounds of requests in the order in which they were launched; each brings a token more than guesses were right."""
 
     def __init__(self) -> None:
         self._of: dict[int, Account] = {}
@@ -47,7 +48,7 @@ class Ledger:
                 continue
             done, account.rounds = account.rounds[:known], account.rounds[known:]
             brought, account.length = len(request.tokens) - account.length, len(request.tokens)
-            if known == 1 and brought > 0 and (done[0].member != NONE or done[0].asked):
+            if known == 1 and brought > 0 and done[0].asked:
                 yield request, done[0], brought - 1
 
     def forget(self, request: Request) -> None:

@@ -60,12 +60,12 @@ class Record(Tally):
     grades: dict[int, Tally] = field(default_factory=dict)
     track: Track = field(default_factory=lambda: Track.empty(0))
 
-    def count(self, accepted: int) -> None:
+    def count(self, promise: float, accepted: int) -> None:
         """Book a round in which the member was asked."""
         self._decay()
-        self.add(self.promise, accepted, 1.0)
+        self.add(promise, accepted, 1.0)
         self.asked += 1
-        self.grades.setdefault(grade(self.promise), Tally()).add(self.promise, accepted, 1.0)
+        self.grades.setdefault(grade(promise), Tally()).add(promise, accepted, 1.0)
 
     def fade(self) -> None:
         """A round without it: belief returns to the prior."""
@@ -103,7 +103,7 @@ class Member:
         self.reason: str | None = None
         self.strikes, self.starved = 0, False
         self.looked: float | None = None
-        self.lookup = type(drafter).preview is not Drafter.preview
+        self.lookup = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
         self.streaks, self.texts = Streaks(), dict[int, Text]()
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         own = getattr(drafter, "expected", None)
@@ -123,12 +123,14 @@ class Member:
             prior = self.common[at].share(prior)
         return record.promise * record.grades.get(at, Tally()).share(prior)
 
-    def count(self, request: Request, accepted: int) -> None:
-        """Book a round in which it was asked for a request."""
+    def count(self, request: Request, accepted: int, said: tuple[float, int] | None = None) -> None:
+        """Book a round in which it was asked for a request, and `said` how many tokens it promised in how many levels (None:
+        those of the guess at hand)."""
         record = self.records[request.id]
-        record.count(accepted)
-        self.rates.learn([(record.track, min(accepted, record.levels), record.levels)])
-        self.common.setdefault(grade(record.promise), Tally()).add(record.promise, accepted, _COMMON)
+        promise, levels = said or (record.promise, record.levels)
+        record.count(promise, accepted)
+        self.rates.learn([(record.track, min(accepted, levels), levels)])
+        self.common.setdefault(grade(promise), Tally()).add(promise, accepted, _COMMON)
 
     def promise(self, request: Request, levels: int) -> float:
         """What it expects of a guess that it just made, of so many levels; the levels where it does not say."""
@@ -143,14 +145,6 @@ class Member:
     def usual(self) -> float:
         """Tokens that a guess brings as a rule."""
         return float(np.cumprod(self.rates.everybody()).sum())
-
-    def foreseen(self, request: Request) -> float:
-        """Tokens that a lookup's guess would bring now."""
-        text = self.texts.setdefault(request.id, Text(len(request.tokens)))
-        if text.ahead is None or text.length != len(request.tokens):
-            text.read(request.tokens, self.streaks)
-            text.ahead = self.drafter.preview(request, self.drafter.depth)
-        return text.outlook(self.streaks.chances(), self.drafter.depth)[-1]
 
     def wish(self, request: Request) -> int:
         """Levels it would like to guess, or those the request names."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from .. import tree
+from ..control.streaks import Text
 from ..errors import OutriderError, OutriderWarning, out_of_memory
 from ..protocols import Drafter, Isolating, Sharing, Start
 from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
@@ -102,6 +103,21 @@ class Panel(Drafter):
                 record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
         part = self._parts[member.index] = _joint.signed(part, member.index)
         return part, seconds
+
+    def _preview(self, member: Member, request: Request, most: int) -> list[int] | None:
+        """What a member would guess, if it can tell."""
+        try:
+            return member.drafter.preview(request, most)
+        except (Exception, SystemExit) as error:
+            self._stop(member, f"it failed with {type(error).__name__}: {error}")
+            return None
+
+    def _promise(self, member: Member, request: Request) -> float:
+        """Tokens that a lookup sees coming; no end of them where it cannot tell, so that it is asked."""
+        text = member.texts.setdefault(request.id, Text(request))
+        if not text.look(member.streaks, lambda: self._preview(member, request, member.drafter.depth)):
+            return float("inf")
+        return text.outlook(member.streaks.chances(), member.drafter.depth)[-1]
 
     def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
         """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be

@@ -124,7 +124,9 @@ class Eagle(Drafter):
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
         """Whether the ring has the states of all of them. Wide guesses are for rounds that are not captured."""
         captured = self.nodes <= COLUMNS[-1] or not guessing
-        return self._lags is not None and captured and all(r in self._lags for r in requests)
+        if self._lags is None or self.climbs is None or self.climbs.replays.off:
+            return False
+        return captured and all(r in self._lags for r in requests)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""

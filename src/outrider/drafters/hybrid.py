@@ -45,6 +45,8 @@ _FIRST = 2
 """Levels of the first guess of a member whose time is not known."""
 _STANDS = 4
 """Rounds launched ahead for which it stands how far a member guesses."""
+_CROWD = 8
+"""Requests at most for whom it is looked what lookups see coming: it takes the host's time."""
 _DEEPER = 6
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
@@ -119,6 +121,7 @@ class Hybrid(Panel):
         self._empty = dict[int, Proposal]()
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
         self._cold: tuple[tuple[tuple[int, int], ...], bool] = (), False  # whether lookups promise little in these texts
+        self._tells: bool | None = None  # whether it is known beforehand what all members guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
         # The last guess: when, for how many in how many rows, rounds since.
@@ -132,29 +135,29 @@ class Hybrid(Panel):
         return True
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
-        """Guesses are looked up in the text, unless nothing in it promises more than what others guess without looking.
-        While there are none, all members may be able to go on."""
+        """While there are no guesses, all members may be able to go on; and while what lookups see coming promises less than the
+        one member that needs nothing of the host, with it."""
         alive = [m for m in self.members if m.reason is None]
         if not guessing:
             return all(m.drafter.follows(requests, False) for m in alive)
-        others = [m for m in alive if not m.lookup]
-        if self.merge or not others or not all(m.drafter.follows(requests, True) for m in others):
+        models = [m for m in alive if not m.lookup]
+        if self.merge or len(models) != 1 or len(requests) > _CROWD or not models[0].drafter.follows(requests, True):
             return False
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold[0]:
-            least = _HOTTER * (1 + max(m.usual() for m in others)) - 1
-            self._cold = texts, all(m.foreseen(r) < least for m in alive if m.lookup for r in requests)
+            least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
+            notes = all(m.drafter.follows(requests, False) for m in lookups)
+            self._cold = texts, notes and all(self._promise(m, r) < least for m in lookups for r in requests)
         return self._cold[1]
 
     def preview(self, request: Request, most: int) -> list[int] | None:
-        """See `protocols.Drafter`: the first lookup's that sees anything, where all members are lookups."""
+        """See `protocols.Drafter`: the first member's that sees anything, where all can tell."""
         alive = [m for m in self.members if m.reason is None]
-        if self.merge or not all(m.lookup for m in alive):
+        if self._tells is None:
+            self._tells = not self.merge and all(m.lookup and self._preview(m, request, 1) is not None for m in alive)
+        if not self._tells:
             return None
-        found: list[int] | None = []
-        for member in alive:
-            found = found or member.drafter.preview(request, most)
-        return found
+        return next((found for m in alive if (found := self._preview(m, request, most))), [])
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
@@ -201,6 +204,7 @@ class Hybrid(Panel):
         if not self._parts:
             return Proposal.empty(len(batch), self._start.device)
         if any(beside):
+            self._gather()
             return self._joined([{c} | more for c, more in zip(best, beside, strict=True)], best)
         self._best, used = best, {c for c in best if c != NONE}
         if len(used) == 1:
@@ -216,7 +220,12 @@ class Hybrid(Panel):
     def _gather(self) -> None:
         """All guesses to the target's device."""
         device = self._start.device
-        self._parts = {i: p if p.tokens.device.type == device.type else p.to(device) for i, p in self._parts.items()}
+        for i, part in self._parts.items():
+            if part.unseen:  # nobody looked how many there are
+                most = torch.tensor(part.widths).to(device, non_blocking=True)
+                self._parts[i] = replace(part, sizes=part.sizes.minimum(most))
+            elif part.tokens.device.type != device.type:
+                self._parts[i] = part.to(device)
 
     def _beside(self, batch: Batch, budget: Budget, b: int, best: int) -> set[int]:
         """Members whose guesses for request b are worth their rows beside those of the `best`. None where a classical rule is in
@@ -286,9 +295,10 @@ class Hybrid(Panel):
         elif self._rounds % _DEEPER == 0:
             levels = min(most, levels + 1)
         now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
-        levels = levels if speed > now or not self._timed else min(most, self._look)
-        member.stands[request.id] = self._rounds + _STANDS, levels
-        return levels
+        pays = speed > now or not self._timed
+        if pays and not hand.width:
+            member.stands[request.id] = self._rounds + _STANDS, levels
+        return levels if pays else min(most, self._look)
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
@@ -299,6 +309,7 @@ class Hybrid(Panel):
         if self._solo != NONE:
             self._alone(batch, verdict, scores)
             return
+        self._ledger.note(batch.requests, [Entry()] * len(batch))
         parts, maps = self._parts, self._maps
         self._parts, self._maps = {}, {}
         for member in self.members:
@@ -324,8 +335,7 @@ class Hybrid(Panel):
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
         self._parts, self._maps, nothing = {}, {}, self._nothing(len(batch))
         self._settle(batch)
-        for request in batch.requests:
-            self._ledger.forget(request)
+        self._ledger.note(batch.requests, [Entry()] * len(batch))
         for member in (m for m in self.members if m.reason is None):
             for record in (member.records[r.id] for r in batch.requests if r.id in member.records):
                 record.fade()
@@ -335,20 +345,29 @@ class Hybrid(Panel):
     def _alone(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round in which one member's guesses were all there was. Its columns are the whole's, of the others nothing was
         accepted. Whoever reads states and cannot do without the host is shown its own."""
-        self._ledger.note(batch.requests, [Entry(c, frozenset(t)) for c, t in zip(self._best, self._told, strict=True)])
-        whole = self._parts[self._solo]
+        solo, whole, none = self.members[self._solo], self._parts[self._solo], self._nothing(len(batch))
+        self._ledger.note(batch.requests, [self._entry(b, r) for b, r in enumerate(batch.requests)])
+        longest = max((solo.record(r).levels for r in batch.requests), default=0)
+        seen = replace(verdict, tokens=verdict.tokens[:, : longest + 1])
         for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
-            if member.index == self._solo:
-                self._show(member, batch, whole, verdict, scores)
+            needs = member.drafter.needs
+            if member is solo:
+                self._show(member, batch, whole, seen if needs.features else verdict, scores)
                 continue
-            needs, none = member.drafter.needs, self._nothing(len(batch))
-            seen = replace(verdict, path=verdict.path[:, :0], accepted=torch.zeros_like(verdict.accepted))
+            nothing = replace(seen, path=verdict.path[:, :0], accepted=torch.zeros_like(verdict.accepted))
             shown, follows = scores, scores.answer is not None and member.drafter.follows(batch.requests, False)
             if (needs.features or needs.logits) and not follows:
                 back = _joint.inverse(none.tokens, whole.columns)
-                shown = _joint.scores_for(none.tokens, back, seen, verdict, scores)
-            self._show(member, batch, none, seen, shown)
+                shown = _joint.scores_for(none.tokens, back, nothing, verdict, scores)
+            self._show(member, batch, none, nothing, shown)
         self._parts = {}
+
+    def _entry(self, b: int, request: Request) -> Entry:
+        """What is to be told of a request's round: not whose guesses a grammar may have replaced."""
+        if request.params.processors:
+            return Entry()
+        asked = {i: self.members[i].record(request) for i in self._told[b] if i != NONE}
+        return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})
 
     def _nothing(self, count: int) -> Proposal:
         """No guesses for so many requests, on the target's device."""
@@ -361,7 +380,7 @@ class Hybrid(Panel):
         for request, entry, right in self._ledger.told(batch.requests, batch.blind):
             for member in self.members:
                 if request.id in member.records and member.index in entry.asked:
-                    member.count(request, right if member.index == entry.member else 0)
+                    member.count(request, right if member.index == entry.member else 0, entry.asked[member.index])
                 elif request.id in member.records:
                     member.records[request.id].fade()
 

@@ -233,7 +233,7 @@ class Medusa(Drafter):
         states = hidden.index_select(0, index[:count])
         for b, request in enumerate(batch.requests):
             if batch.ready[b]:
-                self._states[request.id] = State(len(request.tokens), proposal.widths[b] + 1, states[b])
+                self._states[request.id] = State(len(request.tokens), verdict.tokens.shape[1], states[b])
 
     def release(self, request: Request) -> None:
         """Forget a request."""

@@ -60,6 +60,13 @@ class Samples:
         """One measurement."""
         self.parts[part][batch, size].append(seconds)
 
+    def read(self, batch: int, without: Iterable[float]) -> None:
+        """What reading took `without` a drafter: what it took more with one, that one's reading took."""
+        seen, alone = self.parts["reading"][batch, 0], list(without)
+        more = typical(seen) - typical(alone)
+        self.parts["begin"][batch, 0] = [b + more for b in self.parts["begin"].get((batch, 0), [0.0])]
+        self.parts["reading"][batch, 0] = alone
+
     def table(self, asked: bool) -> Table:
         """Typical values of all."""
         context = (min(self.contexts), max(self.contexts)) if self.contexts else (0, 0)

@@ -120,10 +120,11 @@ class Measurer:
 
     def costs(self, spec: str, depths: Sequence[int], batch: int, into: tuple[Samples, Stats]) -> None:
         """Rounds of every depth, and plain ones, of groups of `batch` texts."""
-        drafter = self._start(spec)
         samples, stats = into
-        control = Stretches(drafter, depths, Samples(), self.clock)
         groups = _groups(self.prompts, batch)
+        without = self._read(groups)
+        drafter = self._start(spec)
+        control = Stretches(drafter, depths, Samples(), self.clock)
         self._timed(groups[0], control)  # first passes of every shape are slow
         control = Stretches(drafter, depths, samples, self.clock)
         most, begun = PATIENCE * len(groups) * self.repeats, self.clock()
@@ -135,11 +136,23 @@ class Measurer:
             read = [len(r.prompt_token_ids) for r in results]
             samples.contexts += read + [n + len(r.token_ids) for n, r in zip(read, results, strict=True)]
         control.close()
+        samples.read(batch, without)
         rounds = samples.parts["other"]
         if not rounds.get((batch, 0)) or not any(rounds.get((batch, depth)) for depth in depths):
             raise BadInput("the answers are too short to measure rounds with and without guesses: raise --max-tokens")
         for name in ("rounds", "offered_at", "accepted_at"):
             setattr(stats, name, getattr(control.stats, name))
+
+    def _read(self, groups: Sequence[list[list[int]]]) -> list[float]:
+        """Seconds from the request to the first token, of every group, without a drafter that reads prompts, too."""
+        self._start(PLAIN)
+        samples = Samples()
+        control = Stretches(self.llm.engine.drafter.drafter, (), samples, self.clock)
+        params, self.params = self.params, dataclasses.replace(self.params, max_tokens=min(WARM, self.params.max_tokens))
+        for group in [groups[0], *groups]:
+            self._timed(group, control)
+        self.params = params
+        return samples.parts["reading"][len(groups[0]), 0][1:]
 
     def _timed(self, group: list[list[int]], control: Stretches) -> list[Result]:
         """One group of texts; what they take beside their rounds is the reading."""

@@ -16,6 +16,8 @@ from .costs import Samples
 
 LENGTH, PLAIN_LENGTH = 5, 6
 """Rounds of a stretch; plain ones may be launched ahead, which takes a round more to show."""
+QUICK, LONGER = 0.01, 12
+"""Seconds of a round below which stretches have so many rounds more: a host takes some to find its pace again."""
 SKIPPED, PLAIN_SKIPPED = 1, 2
 """Rounds at the beginning of a stretch that do not count. Nor does its last one: the next round, of another depth, may be
 launched before it is told."""
@@ -184,7 +186,8 @@ class Stretches(Fixed):
                 self._queue = self._random.sample(self._depths, len(self._depths))
             self._depth = self._queue.pop() if self._begun else 0
             self._begun = True
-            self._left, self._at = (LENGTH, 0) if self._depth else (PLAIN_LENGTH, 0)
+            more = LONGER if 0 < self._before < QUICK else 0
+            self._left, self._at = (LENGTH if self._depth else PLAIN_LENGTH) + more, 0
         self._left -= 1
         self._at += 1
 
