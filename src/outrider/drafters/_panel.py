@@ -18,6 +18,8 @@ from . import _joint
 from ._ledger import Ledger
 from ._members import Member
 
+_NOTHING = 1e-9
+"""Seconds a level of a guess takes whose time is known otherwise."""
 _PATIENCE = 3
 """Unsound proposals before a member is switched off."""
 
@@ -93,7 +95,8 @@ class Panel(Drafter):
             self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
         member.clock.add(seconds)
-        member.pace.add(seconds / max(1, *budget.depth))
+        unseen = part is not None and part.unseen  # the device's time for it is in that of the pass
+        member.pace.add(_NOTHING if unseen else seconds / max(1, *budget.depth))
         if part is None:
             return None, seconds
         for b, request in enumerate(batch.requests):
