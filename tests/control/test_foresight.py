@@ -149,6 +149,17 @@ def test_slow_lookups_do_no_harm(card: bool) -> None:
     assert speed(lookup, card, None, slow=100 if card else 1000) >= 0.97 * speed(lookup, card, 0)
 
 
+@pytest.mark.parametrize("card", [True, False], ids=["card", "laptop"])
+def test_a_first_short_answer_loses_little(card: bool) -> None:
+    """Of what guesses cost nothing is known yet; where something is copied, it is used all the same."""
+    for lookup, least in ((Copies([True] * 400, [i % 5 == 0 for i in range(400)]), 0.96), (copies(4, 20, 40), 1.1)):
+        clock, plain = Clock(), Clock()
+        controller = Foresight(lookup, clock)  # type: ignore[arg-type]
+        controller.overlaps = card
+        fixed = Fixed(replace(lookup, depth=0, nodes=0))  # type: ignore[arg-type]
+        assert Desk(lookup, controller, clock, card).run(128) >= least * Desk(lookup, fixed, plain, card).run(128)
+
+
 def test_streaks_are_told_apart() -> None:
     request = Request(1, [0], 1, SamplingParams(), key=1, seed=1)
     streaks, text = Streaks(), Text(request)

@@ -21,7 +21,7 @@ import numpy as np
 from ..protocols import Drafter
 from ..types import Batch, Budget, Finish, Request, StepEvent
 from .book import Asked
-from .costs import bucket
+from .costs import WINDOW, bucket, robust
 from .goodput import Goodput
 from .limits import bounds
 from .plan import limits as depths_worth
@@ -37,6 +37,8 @@ IDLE, SHARE = 0.5, 0.01
 ENOUGH, LATER, LATEST = 8, 512, 16384
 """Looks after which it is known what one takes; rounds after which it is tried again whether there is time for it: at first, and
 at most."""
+UNSEEN = 0.5
+"""Passes that guesses are believed to cost where rounds are launched ahead, before it was seen."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
@@ -87,7 +89,6 @@ class Stretch:
     parts: float = 0.0
     plain: int = 0
     guessed: int = 0
-    depths: int = 0
     tokens: int = 0
 
     def add(self, asked: Asked, event: StepEvent, wall: float) -> None:
@@ -97,7 +98,6 @@ class Stretch:
             self.plain += 1
             return
         self.guessed += 1
-        self.depths += asked.deepest
         self.parts += event.verify_seconds + event.draft_seconds
         self.tokens += sum(len(item.tokens) for item in event.committed)
 
@@ -236,9 +236,17 @@ class Foresight(Goodput):
             depth, costs = self._shape.depth, self.costs
             passes = costs.verify(size, np.arange(1.0, size * (depth + 1) + 1)) + costs.other(size)
             levels = np.arange(depth + 1.0)
-            guessing = costs.drafts(drafted, levels) + costs.waits(size, levels)
+            guessing = costs.drafts(drafted, levels) + self._waits(size)
             self._prices[key] = passes.tolist(), guessing.tolist()
         return self._prices[key]
+
+    def _waits(self, size: int) -> float:
+        """Seconds that a round with guesses takes beyond drafting and its pass, however many there are: where rounds are launched
+        ahead, what could have been done meanwhile. Before any was seen, half a pass."""
+        seen = self.known.waits
+        if not seen:
+            return UNSEEN * self.costs.plain(size, size) if self.costs.ahead else 0.0
+        return max(0.0, robust(seen[min(seen, key=lambda k: abs(k - bucket(size)))]))
 
     @staticmethod
     def _at(passes: Sequence[float], rows: int) -> float:
@@ -268,7 +276,7 @@ class Foresight(Goodput):
         other = costs.other(batch)
         plain = costs.plain(batch, batch) + other
         seconds, count = max(0.0, stretch.seconds - stretch.plain * plain), stretch.guessed
-        costs.add_wait(batch, round(stretch.depths / count), max(0.0, (seconds - stretch.parts) / count - other))
+        self.known.waits.setdefault(bucket(batch), deque(maxlen=WINDOW)).append((seconds - stretch.parts) / count - other)
         for _ in range(count):
             if self._judge.add(batch, stretch.tokens / count, seconds / count, batch / plain):
                 self._judge.renew()

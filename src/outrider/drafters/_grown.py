@@ -8,7 +8,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.nn.functional import pad
 
 from .. import tree
 from ..types import ROOT, Batch, Budget, Proposal
+from ._joint import constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def joined(parts: Sequence[Part], count: int, device: torch.device) -> Proposal:
     if len(parts) == 1 and parts[0].members == tuple(range(count)):
         part = parts[0]
         cut = (part.tokens[:, :columns], part.parents[:, :columns])
-        return Proposal(*cut, part.sizes, _zero(device).expand_as(cut[0]), tuple(widths), linear)
+        return Proposal(*cut, part.sizes, constant(0, device).expand_as(cut[0]), tuple(widths), linear)
     tokens = torch.zeros(count, columns, dtype=torch.int64, device=device)
     parents = torch.full_like(tokens, ROOT)
     if linear:
@@ -127,11 +127,6 @@ def joined(parts: Sequence[Part], count: int, device: torch.device) -> Proposal:
         parents[:, :width] = parents[:, :width].index_copy(0, at, part.parents[:, :width])
         sizes.index_copy_(0, at, part.sizes)
     return Proposal(tokens, parents, sizes, torch.zeros_like(tokens), tuple(widths), linear)
-
-
-@cache
-def _zero(device: torch.device) -> Tensor:
-    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def groups(batch: Batch, budget: Budget, able: Sequence[int], deepest: int) -> dict[tuple[int, int, bool], list[int]]:

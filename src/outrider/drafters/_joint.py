@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,9 +17,18 @@ from .. import tree
 from ..types import NONE, PROBE, ROOT, PassRows, Proposal, Scores, Slots, Verdict
 
 
+@cache
+def constant(number: int, device: torch.device) -> Tensor:
+    """One number, to be expanded."""
+    return torch.full((), number, dtype=torch.int64, device=device)
+
+
 def signed(part: Proposal, member: int) -> Proposal:
     """`part` with `source = member`; probes stay probes."""
-    return replace(part, source=torch.where(part.source == PROBE, PROBE, member))
+    source, device = part.source, part.source.device
+    if not any(source.stride()) and source.data_ptr() == constant(0, device).data_ptr():  # nothing but zeros, as all know
+        return replace(part, source=constant(member, device).expand_as(source))
+    return replace(part, source=torch.where(source == PROBE, PROBE, member))
 
 
 def select(parts: Mapping[int, Proposal], chosen: Sequence[int]) -> tuple[Proposal, dict[int, Tensor]]:

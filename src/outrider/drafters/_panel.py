@@ -32,6 +32,7 @@ class Panel(Drafter):
     whole: bool
     _parts: dict[int, Proposal]
     _ledger: Ledger
+    _empty: dict[int, Proposal]
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """What all members take."""
@@ -91,8 +92,9 @@ class Panel(Drafter):
         else:
             member.starved = False
         finally:
-            # What a member drew and did not report must not be taken for another's.
-            self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
+            if any(r.sampled for r in batch.requests):
+                # What a member drew and did not report must not be taken for another's.
+                self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
         member.clock.add(seconds)
         unseen = part is not None and part.unseen  # the device's time for it is in that of the pass
@@ -121,6 +123,22 @@ class Panel(Drafter):
         if not text.look(member.streaks, lambda: self._preview(member, request, member.drafter.depth)):
             return float("inf")
         return text.outlook(member.streaks.chances(), member.drafter.depth)[-1]
+
+    def _gather(self) -> None:
+        """All guesses to the target's device."""
+        device = self._start.device
+        for i, part in self._parts.items():
+            if part.unseen:  # nobody looked how many there are
+                most = torch.tensor(part.widths).to(device, non_blocking=True)
+                self._parts[i] = replace(part, sizes=part.sizes.minimum(most))
+            elif part.tokens.device.type != device.type:
+                self._parts[i] = part.to(device)
+
+    def _nothing(self, count: int) -> Proposal:
+        """No guesses for so many requests, on the target's device."""
+        if count not in self._empty:
+            self._empty[count] = Proposal.empty(count, self._start.device)
+        return self._empty[count]
 
     def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
         """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be

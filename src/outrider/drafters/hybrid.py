@@ -44,7 +44,7 @@ _EXPLORE = 64
 _FIRST = 2
 """Levels of the first guess of a member whose time is not known."""
 _STANDS = 4
-"""Rounds launched ahead for which it stands how far a member guesses."""
+"""Rounds launched ahead for which it stands how far a member guesses, and that there is nothing to look up."""
 _CROWD = 8
 """Requests at most for whom it is looked what lookups see coming: it takes the host's time."""
 _DEEPER = 6
@@ -62,6 +62,19 @@ class Hand:
     value: float
     width: int
     spent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Whether lookups promise little in these texts (requests and lengths), and until which round nobody looks again."""
+
+    texts: tuple[tuple[int, int], ...]
+    is_so: bool
+    until: int
+
+    @property
+    def by(self) -> tuple[int, ...]:
+        return tuple(name for name, _ in self.texts)
 
 
 @register("hybrid")
@@ -118,9 +131,9 @@ class Hybrid(Panel):
         self._parts: dict[int, Proposal] = {}
         self._maps: dict[int, Tensor] = {}
         self._best: list[int] = []  # by request: whose guess went alone
-        self._empty = dict[int, Proposal]()
+        self._empty: dict[int, Proposal] = {}
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
-        self._cold: tuple[tuple[tuple[int, int], ...], bool] = (), False  # whether lookups promise little in these texts
+        self._cold = Cold((), False, 0)
         self._tells: bool | None = None  # whether it is known beforehand what all members guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
@@ -144,11 +157,13 @@ class Hybrid(Panel):
         if self.merge or len(models) != 1 or len(requests) > _CROWD or not models[0].drafter.follows(requests, True):
             return False
         texts = tuple((r.id, len(r.tokens)) for r in requests)
-        if texts != self._cold[0]:
+        if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
             least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
+            most = max((self._promise(m, r) for m in lookups for r in requests), default=0.0)
+            until = self._rounds + (_STANDS if most < least / 4 else 0)
             notes = all(m.drafter.follows(requests, False) for m in lookups)
-            self._cold = texts, notes and all(self._promise(m, r) < least for m in lookups for r in requests)
-        return self._cold[1]
+            self._cold = Cold(texts, notes and most < least, until)
+        return self._cold.is_so
 
     def preview(self, request: Request, most: int) -> list[int] | None:
         """See `protocols.Drafter`: the first member's that sees anything, where all can tell."""
@@ -216,16 +231,6 @@ class Hybrid(Panel):
         self._gather()
         whole, self._maps = _joint.select(self._parts, best)
         return whole
-
-    def _gather(self) -> None:
-        """All guesses to the target's device."""
-        device = self._start.device
-        for i, part in self._parts.items():
-            if part.unseen:  # nobody looked how many there are
-                most = torch.tensor(part.widths).to(device, non_blocking=True)
-                self._parts[i] = replace(part, sizes=part.sizes.minimum(most))
-            elif part.tokens.device.type != device.type:
-                self._parts[i] = part.to(device)
 
     def _beside(self, batch: Batch, budget: Budget, b: int, best: int) -> set[int]:
         """Members whose guesses for request b are worth their rows beside those of the `best`. None where a classical rule is in
@@ -368,12 +373,6 @@ class Hybrid(Panel):
             return Entry()
         asked = {i: self.members[i].record(request) for i in self._told[b] if i != NONE}
         return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})
-
-    def _nothing(self, count: int) -> Proposal:
-        """No guesses for so many requests, on the target's device."""
-        if count not in self._empty:
-            self._empty[count] = Proposal.empty(count, self._start.device)
-        return self._empty[count]
 
     def _settle(self, batch: Batch) -> None:
         """Book what became of members' guesses that went alone. What was turned down in favour of another's cannot be told."""
