@@ -142,6 +142,18 @@ def test_prompts_in_chunks(chunk, monkeypatch):
     check_chains(heads.eagle(width=1, depth=2), ragged())
 
 
+@pytest.mark.parametrize(("wide", "together"), [(1, False), (40, True), (2048, True)])
+def test_prompts_of_several_requests_are_read_together(wide, together, monkeypatch):
+    monkeypatch.setattr("outrider.drafters.eagle._WIDE", wide)
+    drafter, fed = heads.eagle(width=1, depth=2), []
+    feed = drafter._feed
+    drafter._feed = lambda requests, *rest: fed.append(len(requests)) or feed(requests, *rest)
+    made = [tiny.request(p, GREEDY) for p in tiny.prompts(6, seed=2, low=3, high=14)]
+    check_chains(drafter, made)
+    prompts = fed[: 6 if not together else 4]
+    assert (max(prompts) > 1) == together
+
+
 def check_chains(drafter, made, world=None, least=20, **scheduling):
     seen = rounds(drafter, made, world, **scheduling)
     assert len(seen) >= least

@@ -13,8 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,52 +31,12 @@ MARGIN = 1.02
 """Guesses must promise so much more than a plain round."""
 FRESH = 16
 """Decisions after which the prices of rounds are read anew."""
-IDLE, SHARE = 0.5, 0.01
-"""Looking may take this share of the time in which the host waits for the device, or of all time where it never does."""
-ENOUGH, LATER, LATEST = 8, 512, 16384
-"""Looks after which it is known what one takes; rounds after which it is tried again whether there is time for it: at first, and
-at most."""
 UNSEEN = 0.5
 """Passes that guesses are believed to cost where rounds are launched ahead, before it was seen."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
 """What the mean depth that is told moves by in a round."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """Whether there is time to look: seconds that looking took, that the host waited for the device, and that rounds took."""
-
-    looks: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
-    waits: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
-    walls: deque[float] = field(default_factory=lambda: deque[float](maxlen=15))
-    off: int = 0
-    next: int = LATER
-
-    def heard(self, wall: float, waited: float) -> None:
-        """A round."""
-        self.walls.append(wall)
-        self.waits.append(waited)
-
-    def looked(self, seconds: float) -> None:
-        """So long was spent on looking, and nobody was new."""
-        self.looks.append(seconds)
-        if min(len(self.looks), len(self.walls)) >= ENOUGH and seconds > self._most and median(self.looks) > self._most:
-            self.off, self.next = self.next, min(LATEST, 2 * self.next)
-
-    @property
-    def _most(self) -> float:
-        return max(IDLE * median(self.waits), SHARE * median(self.walls))
-
-    def there(self) -> bool:
-        """Whether there is time in this round."""
-        if not self.off:
-            return True
-        self.off -= 1
-        if not self.off:
-            self.looks.clear()
-        return False
 
 
 @dataclass(slots=True)
@@ -110,7 +69,8 @@ class Foresight(Goodput):
         self.preview: Preview = getattr(drafter, "preview", lambda request, most: None)
         self._texts = dict[int, Text]()
         self._able, self._sees, self._wakes = True, False, False
-        self._pace, self._stretch = Pace(), Stretch()
+        self._pace, self._stretch = self.known.pace, Stretch()
+        self._timely: tuple[int, bool] = 0, True
         self._batch: Batch | None = None
         self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float]]](), 0
         self._mean = 0.0
@@ -121,7 +81,7 @@ class Foresight(Goodput):
         self._batch = batch
         limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
         free = [b for b, (_, high) in enumerate(limits) if high]
-        self._sees = self._able and not self._pace.off and not any(low for low, _ in limits) and bool(free or self._sees)
+        self._sees = self._able and self._there(len(batch)) and not any(low for low, _ in limits) and bool(free or self._sees)
         if not self._sees:
             return super().budget(batch)
         rests = (bool(free) and self._rests(len(batch))) or self._judge.rests(len(batch))
@@ -156,24 +116,34 @@ class Foresight(Goodput):
         for item in event.committed:
             if item.finish is not Finish.RUNNING:
                 self._texts.pop(item.request.id, None)
-        if self._able and self._pace.there():
+        if self._able and self._there(len(event.committed)):
             self._look(event)
         else:
             self._sees = False
+            self._taste(event)
+
+    def _there(self, size: int) -> bool:
+        """Whether there is time to look at so many texts, as it was found some rounds ago."""
+        when = size + (self._book.round // FRESH << 20)
+        if self._timely[0] != when:
+            self._timely = when, self._pace.affords(size)
+        return self._timely[1]
+
+    def _taste(self, event: StepEvent) -> None:
+        """Find out what a look takes, where there are too many to look at all."""
+        item = event.committed[0]
+        if self._able and not self._pace.known and item.tokens and item.finish is Finish.RUNNING and _open(item.request):
+            self._seen(self._texts.setdefault(item.request.id, Text(item.request)))
 
     def _look(self, event: StepEvent) -> None:
         """See what would be guessed for everybody who writes. Whoever is new is seen here first, while the device is busy: a long
         prompt takes its time."""
-        begun, new = self._clock(), False
         for item in event.committed:
             if item.tokens and item.finish is Finish.RUNNING and self._able and _open(item.request):
-                new = new or item.request.id not in self._texts
                 self._seen(self._texts.setdefault(item.request.id, Text(item.request)))
         batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
             self._wakes = any(self._depths(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))]))
-        if not new:
-            self._pace.looked(self._clock() - begun)
         self._read += 1
         if self._read % FRESH == 0:
             self._prices.clear()
@@ -181,7 +151,12 @@ class Foresight(Goodput):
 
     def _seen(self, text: Text) -> Text:
         """A text, brought up to its last token."""
+        if text.length == len(text.request.tokens):
+            return text
+        begun, new = self._clock(), not text.length
         self._able = text.look(self.known.streaks, lambda: self.preview(text.request, self._shape.depth))
+        if not new:
+            self._pace.looked(self._clock() - begun)
         return text
 
     def _depths(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
@@ -255,7 +230,7 @@ class Foresight(Goodput):
     def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Plain rounds among plain ones tell what those take; the others, all together, what guessing does."""
         after = self._book.open[0] if self._book.open else None
-        self._pace.heard(wall, event.waited)
+        self._pace.heard(len(event.committed), wall, event.waited)
         guesses, next_ = asked.foreseen and asked.deepest > 0, after is not None and after.foreseen and after.deepest > 0
         if not guesses and not next_ and not self._stretch.guessed:
             super()._learn(asked, event, wall)

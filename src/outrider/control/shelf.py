@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..protocols import Drafter
 from .costs import Costs
+from .pace import Pace
 from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
@@ -29,6 +30,7 @@ class Known:
     costs: Costs = field(default_factory=Costs)
     stalls: Stalls = field(default_factory=Stalls)
     streaks: Streaks = field(default_factory=Streaks)
+    pace: Pace = field(default_factory=Pace)
     waits: dict[int, deque[float]] = field(default_factory=dict)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)

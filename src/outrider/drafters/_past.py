@@ -6,6 +6,7 @@ the states of accepted rows are put in order there, and read no further than the
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -55,6 +56,20 @@ class Past:
         kept = [(first, states) for first, states in self.pieces if first + len(states) >= end]
         self.pieces = [(max(first, end - 1), states[max(0, end - 1 - first) :]) for first, states in kept]
         self.computed = end
+
+
+def alike(chunks: Sequence[tuple[Request, Tensor]], most: int) -> Iterator[list[tuple[Request, Tensor]]]:
+    """Requests and their states in groups of at most `most` rows, none more than twice as long as another: what is read together
+    is padded to the longest."""
+    some: list[tuple[Request, Tensor]] = []
+    for one in sorted(chunks, key=lambda c: -len(c[1])):
+        longest = len(some[0][1]) if some else 0
+        if some and (longest * (len(some) + 1) > most or 2 * len(one[1]) < longest):
+            yield some
+            some = []
+        some.append(one)
+    if some:
+        yield some
 
 
 def in_order(batch: Batch, verdict: Verdict, scores: Scores, feature: str, fused: bool = False) -> list[Tensor]:

@@ -33,12 +33,12 @@ from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
 from ._lags import BESIDE, Lags
-from ._past import Past, in_order, missing
+from ._past import Past, alike, in_order, missing
 
 _FEW = 48
 """Unread tokens up to which all requests are read in one pass."""
-_CHUNK = 512
-"""Tokens read in one pass where there are more."""
+_CHUNK, _WIDE = 512, 2048
+"""Tokens of a request read in one pass where there are more, and of several requests together."""
 
 
 @register("eagle")
@@ -206,7 +206,7 @@ class Eagle(Drafter):
     def _unread(self, request: Request) -> Tensor:
         """States `[n, W]` of the last known tokens, row after row: of all that have no KV, at most `_FEW`, at least one."""
         past, end = self._pasts[request.id], missing(request)
-        self._catch_up(request, end - 1, _FEW - 1)
+        self._catch_up([(request, end - 1, _FEW - 1)])
         states = past.rows(min(past.computed, end - 1), end)
         assert states is not None
         return states.contiguous()
@@ -218,8 +218,7 @@ class Eagle(Drafter):
 
     def _read(self, requests: Sequence[Request], room: int) -> Ground:
         """Make KV of all that is known, and stand on it."""
-        for request in requests:
-            self._catch_up(request, missing(request) - 1, _FEW)
+        self._catch_up([(r, missing(r) - 1, _FEW) for r in requests])
         ends = [missing(r) for r in requests]
         pasts = [self._pasts[r.id] for r in requests]
         starts = [min(p.computed, end - 1) for p, end in zip(pasts, ends, strict=True)]
@@ -229,17 +228,25 @@ class Eagle(Drafter):
             past.read(end)
         return ground
 
-    def _catch_up(self, request: Request, end: int, most: int) -> None:
-        """Read states below position `end` until at most `most` are unread, a chunk at a time."""
-        past = self._pasts[request.id]
-        while past.unread(end) > most:
-            upto = min(past.computed + _CHUNK, end)
-            states = past.rows(past.computed, upto)
-            if states is None:
-                past.base = past.computed = min(end, past.end)
-                return
-            self._feed([request], [past.computed], [states], 0)
-            past.read(upto)
+    def _catch_up(self, due: Sequence[tuple[Request, int, int]]) -> None:
+        """Of requests, positions and numbers: read states below the position until at most so many are unread, a chunk at a time,
+        those of several requests together."""
+        while due:
+            due = [one for one in due if self._pasts[one[0].id].unread(one[1]) > one[2]]
+            chunks = []
+            for request, end, _ in due:
+                past = self._pasts[request.id]
+                states = past.rows(past.computed, min(past.computed + _CHUNK, end))
+                if states is None:
+                    past.base = past.computed = min(end, past.end)
+                else:
+                    chunks.append((request, states))
+            due = [one for one in due if any(request is one[0] for request, _ in chunks)]
+            for some in alike(chunks, _WIDE):
+                pasts = [self._pasts[request.id] for request, _ in some]
+                self._feed([request for request, _ in some], [p.computed for p in pasts], [states for _, states in some], 0)
+                for past, (_, states) in zip(pasts, some, strict=True):
+                    past.read(past.computed + len(states))
 
     def _feed(self, requests: Sequence[Request], starts: list[int], states: list[Tensor], room: int) -> Ground:
         """Run the layer over known tokens: `states[c]` of positions from `starts[c]` on, right-aligned in one pass, with room for
@@ -291,20 +298,18 @@ class Eagle(Drafter):
                 self.release(batch.requests[b])
         elif rest:
             found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
-            for b in rest:
-                self._note(batch.requests[b], found[b])
+            self._catch_up([self._note(batch.requests[b], found[b]) for b in rest])
         self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal, verdict.tokens.shape[1] - 1)
 
-    def _note(self, request: Request, states: Tensor) -> None:
-        """States of a request from `request.computed` on, as many as the round turns out to have committed."""
+    def _note(self, request: Request, states: Tensor) -> tuple[Request, int, int]:
+        """States of a request from `request.computed` on, as many as the round turns out to commit; what is to be read."""
         if request.id not in self._pasts or request.computed == request.taken:
             self._pasts[request.id] = self._begun(request)
         past = self._pasts[request.id]
         past.add(request.computed, states)
         if request.computed < request.prompt_len:
-            self._catch_up(request, min(request.computed + len(states), missing(request)), 0)
-        else:
-            self._catch_up(request, request.computed, _CHUNK)
+            return request, min(request.computed + len(states), missing(request)), 0
+        return request, request.computed, _CHUNK
 
     def _outside(self, batch: Batch, scores: Scores) -> list[int]:
         """Those of a round whose states the host must note, because they are not in the ring."""
@@ -315,8 +320,7 @@ class Eagle(Drafter):
             self._leave([r for r in batch.requests if r in lags], lags, batch.blind)
             return list(range(len(batch)))
         new = [r for r in batch.requests if r not in lags and self._whole(r)]
-        for request in new:
-            self._catch_up(request, missing(request), 0)
+        self._catch_up([(r, missing(r), 0) for r in new])
         lags.enter(new, [missing(r) for r in new])
         return [b for b, r in enumerate(batch.requests) if r not in lags]
 

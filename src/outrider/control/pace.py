@@ -1,0 +1,61 @@
+"""Whether the host has time to look at what would be guessed: what a look takes, against the time in which it only waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from .costs import bucket
+
+IDLE, SHARE = 0.5, 0.01
+"""Looking may take this share of the time in which the host waits for the device, or of all time where it never does."""
+FEW = 4
+"""Requests that are looked at before it is known what a look takes."""
+ENOUGH, LAST = 8, 31
+"""Looks, or rounds, after which that is known; and how many are remembered."""
+LATER, LATEST = 512, 16384
+"""Refusals after which it is found out anew: at first, and at most."""
+
+
+def _some() -> deque[float]:
+    return deque(maxlen=LAST)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Seconds of a `look` at one text that was looked at before; by size class of the batch those of rounds (`walls`), and of the
+    waiting in them (`waits`)."""
+
+    look: deque[float] = field(default_factory=_some)
+    walls: dict[int, deque[float]] = field(default_factory=dict)
+    waits: dict[int, deque[float]] = field(default_factory=dict)
+    refused: int = 0
+    later: int = LATER
+
+    def heard(self, size: int, wall: float, waited: float) -> None:
+        """A round of so many requests."""
+        self.walls.setdefault(bucket(size), _some()).append(wall)
+        self.waits.setdefault(bucket(size), _some()).append(waited)
+
+    def looked(self, seconds: float) -> None:
+        """What one look took."""
+        self.look.append(seconds)
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known what a look takes."""
+        return len(self.look) >= ENOUGH
+
+    def affords(self, size: int) -> bool:
+        """Whether there is time to look at so many texts in a round."""
+        walls = self.walls.get(bucket(size), ())
+        if not self.known or len(walls) < ENOUGH:
+            return size <= FEW
+        if size * median(self.look) <= max(IDLE * median(self.waits[bucket(size)]), SHARE * median(walls)):
+            return True
+        self.refused += 1
+        if self.refused >= self.later:  # machines have slow moments
+            self.refused, self.later = 0, min(LATEST, 2 * self.later)
+            self.look.clear()
+        return False
