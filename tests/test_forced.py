@@ -12,11 +12,12 @@ from outrider import registry
 from outrider.accept import RULES
 from outrider.config import SamplingParams
 from outrider.control import Foresight
+from outrider.drafters.hybrid import Hybrid
 from outrider.drafters.none import NoDrafter
 from outrider.forced import Forced, holds
-from outrider.types import FORCED, Batch, Budget, Proposal, Request
+from outrider.types import FORCED, NONE, Batch, Budget, Proposal, Request
 
-from . import tiny
+from . import heads, tiny
 from .contract.drafters import every
 
 PROMPTS = tiny.prompts(3, seed=4, low=4, high=12)
@@ -80,6 +81,17 @@ def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str) -> None:
     assert world.run(registry.parse(spec), made) == plain(0.0)
     forced = [request.origins.count(FORCED) for request in made]
     assert min(forced) > 3
+
+
+def test_what_stands_in_for_a_hybrids_guess_leaves_its_members_whole() -> None:
+    """Forced chains are longer than suffix's guess. EAGLE, who reads the states of all requests, goes on as it did alone."""
+    rates = []
+    for made in (lambda: Hybrid.of([registry.parse("suffix:depth=1"), heads.eagle()]), heads.eagle):
+        some = requests(Rhyme)
+        assert tiny.World().run(made(), some) == plain(0.0)
+        own = [sum(o not in (FORCED, NONE) for o in r.origins) for r in some]
+        rates.append(sum(own))
+    assert rates[0] >= 0.7 * rates[1] > 0
 
 
 @pytest.mark.parametrize("name", every())

@@ -10,6 +10,7 @@ import pytest
 from outrider.bench.simulate import Clock, laptop, overlapped
 from outrider.config import SamplingParams
 from outrider.control import Fixed, Foresight
+from outrider.control.pace import ENOUGH, FEW, LATER, Pace
 from outrider.control.streaks import LONGEST, Streaks, Text
 from outrider.protocols import Controller
 from outrider.types import NONE, Batch, Committed, Finish, Proposal, Request, StepEvent
@@ -188,3 +189,46 @@ def test_a_lookup_that_cannot_tell_is_controlled_as_any_other() -> None:
     clock = Clock()
     desk = Desk(Copies(lookup.offered, lookup.right), Foresight(lookup, clock), clock, card=False)  # type: ignore[arg-type]
     assert desk.run(500) > 2 * speed(lookup, False, 0)
+
+
+def test_there_is_time_to_look_where_the_host_waits() -> None:
+    pace = Pace()
+    assert pace.affords(FEW) and not pace.affords(FEW + 1), "nothing is known yet"
+    for _ in range(ENOUGH):
+        pace.heard(1, 1e-3, 6e-4)
+        pace.heard(64, 1.2e-3, 1e-4)
+        pace.heard(5, 60e-3, 0.0)  # a CPU: nobody waits
+        pace.looked(5e-5)
+    assert pace.affords(1) and not pace.affords(64) and pace.affords(8)
+    assert Pace().affords(1), "and one that knows nothing looks again"
+
+
+def test_a_machine_that_was_slow_once_is_tried_again() -> None:
+    pace = Pace()
+    for _ in range(ENOUGH):
+        pace.heard(1, 1e-3, 6e-4)
+        pace.looked(1.0)
+    refused = 0
+    while not pace.affords(1):
+        refused += 1
+    assert refused == LATER
+    for _ in range(ENOUGH):
+        pace.looked(1e-5)
+    assert pace.affords(1) and pace.later == LATER
+
+
+def test_what_many_requests_would_take_is_found_out_with_one() -> None:
+    """Eight texts are too many to be looked at while nobody knows what a look takes; then there is time for all."""
+    lookup, clock = Copies([True] * 4000, [True] * 4000), Clock()
+    controller, asked = Foresight(lookup, clock), 0  # type: ignore[arg-type]
+    requests = tuple(Request(b + 1, [0], 0, SamplingParams(max_tokens=ENDLESS), key=b, seed=b) for b in range(8))
+    batch = Batch(requests, (1,) * 8, (True,) * 8, (64,) * 8)
+    for number in range(100):
+        asked += bool(controller.budget(batch).any and controller._sees)
+        clock.now += 0.1
+        items = []
+        for request in requests:
+            request.tokens = [*request.tokens, number]
+            items.append(Committed(request, (number,), (NONE,), 0, 0, (), (), "", Finish.RUNNING))
+        controller.observe(StepEvent(tuple(items), 0.0, 0.1, 0.1, 0, 8, (0,) * 8))
+    assert controller._pace.known and asked > 20

@@ -11,7 +11,7 @@ from outrider import registry, tree
 from outrider.bench.probes import Replay
 from outrider.config import SamplingParams
 from outrider.drafters._eagle import EaglePupil, EagleTraining
-from outrider.drafters._past import Past
+from outrider.drafters._past import Past, alike
 from outrider.drafters._unrolled import Joined, plain, unrolled
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.hybrid import Hybrid
@@ -450,3 +450,17 @@ def test_it_must_be_started_by_an_engine():
     with pytest.raises(DrafterMismatch, match="pool"):
         drafter.start(replace(start, pool=None))
     assert checkpoint.KEY == "outrider" and eagle_files.LAYOUTS
+
+
+def test_what_is_read_together_is_alike():
+    made = [tiny.request([1]) for _ in range(7)]
+    lengths = [10, 9, 5, 4, 3, 1, 30]
+    chunks = [(r, torch.zeros(n, 1), n) for r, n in zip(made, lengths, strict=True)]
+    found = list(alike(chunks, 20))
+    assert sorted(len(c[1]) for some in found for c in some) == sorted(lengths)
+    for some in found:
+        rows = [len(c[1]) for c in some]
+        assert len(some) == 1 or (max(rows) * len(some) <= 20 and 2 * min(rows) >= max(rows))
+    assert max(map(len, found)) > 1
+    far = [(r, torch.zeros(10, 1), end) for r, end in zip(made, (10, 10**6), strict=False)]
+    assert len(list(alike(far, 20))) == 2, "nobody is padded to a context of another length"

@@ -135,3 +135,17 @@ def test_costs_that_cannot_be_read(broken: object) -> None:
 
     with pytest.raises(BadInput, match="measure again"):
         Table.of_json(broken)
+
+
+def test_rows_of_a_tree_are_those_that_were_counted() -> None:
+    """A tree of two levels may have all its nodes; a plain round has none, whatever the tree."""
+    costs = flat(1.0, row=1.0)
+    tree = Table({**costs.parts, "nodes": {1: ((1.0, 4.0), (2.0, 12.0), (5.0, 12.0))}})
+    record = Record((Answer((1,) * 60, (12,) * 60, 5, 61, 1000),))
+    chain = Record((Answer((1,) * 60, (5,) * 60, 5, 61, 1000),))
+    for depth, rows in ((1, 5.0), (2, 13.0), (5, 13.0)):
+        found = predict(record, tree, depth, 1)
+        assert found.rows == pytest.approx(rows)
+        assert found.plain_tokens_per_second == pytest.approx(predict(chain, costs, depth, 1).plain_tokens_per_second)
+        assert found.round_seconds == pytest.approx(10.0 + (rows - 1) + depth)
+    assert predict(record, costs, 2, 1).rows == pytest.approx(1 + 5), "in proportion, where nobody counted"

@@ -29,6 +29,8 @@ from .streaks import Preview, Text
 
 MARGIN = 1.02
 """Guesses must promise so much more than a plain round."""
+MANY = 64
+"""New tokens from which on a look is one of catching up."""
 FRESH = 16
 """Decisions after which the prices of rounds are read anew."""
 UNSEEN = 0.5
@@ -116,6 +118,8 @@ class Foresight(Goodput):
         for item in event.committed:
             if item.finish is not Finish.RUNNING:
                 self._texts.pop(item.request.id, None)
+        if self._book.round % 256 == 0:  # some ended unseen
+            self._texts = {i: t for i, t in self._texts.items() if t.request.finish is Finish.RUNNING}
         if self._able and self._there(len(event.committed)):
             self._look(event)
         else:
@@ -131,9 +135,12 @@ class Foresight(Goodput):
 
     def _taste(self, event: StepEvent) -> None:
         """Find out what a look takes, where there are too many to look at all."""
-        item = event.committed[0]
-        if self._able and not self._pace.known and item.tokens and item.finish is Finish.RUNNING and _open(item.request):
-            self._seen(self._texts.setdefault(item.request.id, Text(item.request)))
+        if not self._able or self._pace.known:
+            return
+        able = (i.request for i in event.committed if i.tokens and i.finish is Finish.RUNNING and _open(i.request))
+        first = next(able, None)
+        if first is not None:
+            self._seen(self._texts.setdefault(first.id, Text(first)))
 
     def _look(self, event: StepEvent) -> None:
         """See what would be guessed for everybody who writes. Whoever is new is seen here first, while the device is busy: a long
@@ -147,13 +154,12 @@ class Foresight(Goodput):
         self._read += 1
         if self._read % FRESH == 0:
             self._prices.clear()
-            self._texts = {i: t for i, t in self._texts.items() if t.request.finish is Finish.RUNNING}
 
     def _seen(self, text: Text) -> Text:
         """A text, brought up to its last token."""
         if text.length == len(text.request.tokens):
             return text
-        begun, new = self._clock(), not text.length
+        begun, new = self._clock(), not text.length or len(text.request.tokens) - text.length > MANY
         self._able = text.look(self.known.streaks, lambda: self.preview(text.request, self._shape.depth))
         if not new:
             self._pace.looked(self._clock() - begun)

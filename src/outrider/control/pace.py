@@ -14,7 +14,7 @@ FEW = 4
 """Requests that are looked at before it is known what a look takes."""
 ENOUGH, LAST = 8, 31
 """Looks, or rounds, after which that is known; and how many are remembered."""
-LATER, LATEST = 512, 16384
+LATER, LATEST = 32, 1024
 """Refusals after which it is found out anew: at first, and at most."""
 
 
@@ -53,6 +53,7 @@ class Pace:
         if not self.known or len(walls) < ENOUGH:
             return size <= FEW
         if size * median(self.look) <= max(IDLE * median(self.waits[bucket(size)]), SHARE * median(walls)):
+            self.later = LATER
             return True
         self.refused += 1
         if self.refused >= self.later:  # machines have slow moments

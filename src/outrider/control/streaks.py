@@ -62,7 +62,9 @@ class Text:
         if self.length:
             self._learn(tokens[self.length :], common)
         found = preview()
-        self.length, self.ahead = len(tokens), found or []
+        self.ahead = found or []
+        if found is not None:
+            self.length = len(tokens)
         return found is not None
 
     def _learn(self, fresh: list[int], common: Streaks) -> None:

@@ -97,8 +97,8 @@ class Panel(Drafter):
                 self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
         member.clock.add(seconds)
-        unseen = part is not None and part.unseen  # the device's time for it is in that of the pass
-        member.pace.add(_NOTHING if unseen else seconds / max(1, *budget.depth))
+        replayed = part is not None and part.unseen and member.drafter.follows(batch.requests, True)
+        member.pace.add(_NOTHING if replayed else seconds / max(1, *budget.depth))  # a replay's time is in that of the pass
         if part is None:
             return None, seconds
         for b, request in enumerate(batch.requests):
@@ -179,3 +179,13 @@ class Panel(Drafter):
         with contextlib.suppress(OutriderWarning):  # a caller may have turned warnings into errors
             text = f"hybrid: its member {member.reason}; the others go on, the text is unaffected"
             warnings.warn(text, OutriderWarning, stacklevel=2)
+
+
+def reach(batch: Batch, member: Member, part: Proposal) -> int | None:
+    """How many guesses of a member's part may have been right, at most: those of a chain, the levels of a tree on the device.
+    None where nobody knows, or others may stand in for them."""
+    if any(r.params.processors for r in batch.requests):
+        return None
+    if part.linear:
+        return max(part.widths)
+    return max(member.record(r).levels for r in batch.requests) if part.unseen else None

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ..types import Batch, PassRows, Request, Scores, Verdict
 
+_SHORT = 1024
+"""Positions up to which as many rows as may be are read together."""
+
 
 @dataclass(slots=True)
 class Past:
@@ -58,13 +61,18 @@ class Past:
         self.computed = end
 
 
-def alike(chunks: Sequence[tuple[Request, Tensor]], most: int) -> Iterator[list[tuple[Request, Tensor]]]:
-    """Requests and their states in groups of at most `most` rows, none more than twice as long as another: what is read together
-    is padded to the longest."""
-    some: list[tuple[Request, Tensor]] = []
+Chunk = tuple[Request, Tensor, int]
+"""A request, states of it that follow one another, and the position after the last of them."""
+
+
+def alike(chunks: Sequence[Chunk], most: int) -> Iterator[list[Chunk]]:
+    """Chunks in groups of at most `most` rows, and `most` times `_SHORT` pairs of a row and a position it may see: what is read
+    together is padded to the longest, so none is more than twice as long as another."""
+    some: list[Chunk] = []
     for one in sorted(chunks, key=lambda c: -len(c[1])):
-        longest = len(some[0][1]) if some else 0
-        if some and (longest * (len(some) + 1) > most or 2 * len(one[1]) < longest):
+        rows = len(some[0][1]) * (len(some) + 1) if some else 0
+        area = rows * max((end for _, _, end in (*some, one)), default=0)
+        if some and (rows > most or area > most * _SHORT or 2 * len(one[1]) < len(some[0][1])):
             yield some
             some = []
         some.append(one)

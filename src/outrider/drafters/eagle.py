@@ -33,7 +33,7 @@ from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
 from ._lags import BESIDE, Lags
-from ._past import Past, alike, in_order, missing
+from ._past import Chunk, Past, alike, in_order, missing
 
 _FEW = 48
 """Unread tokens up to which all requests are read in one pass."""
@@ -233,20 +233,22 @@ class Eagle(Drafter):
         those of several requests together."""
         while due:
             due = [one for one in due if self._pasts[one[0].id].unread(one[1]) > one[2]]
-            chunks = []
+            chunks = list[Chunk]()
             for request, end, _ in due:
                 past = self._pasts[request.id]
-                states = past.rows(past.computed, min(past.computed + _CHUNK, end))
+                upto = min(past.computed + _CHUNK, end)
+                states = past.rows(past.computed, upto)
                 if states is None:
                     past.base = past.computed = min(end, past.end)
                 else:
-                    chunks.append((request, states))
-            due = [one for one in due if any(request is one[0] for request, _ in chunks)]
+                    chunks.append((request, states, upto))
+            there = {request.id for request, _, _ in chunks}
+            due = [one for one in due if one[0].id in there]
             for some in alike(chunks, _WIDE):
-                pasts = [self._pasts[request.id] for request, _ in some]
-                self._feed([request for request, _ in some], [p.computed for p in pasts], [states for _, states in some], 0)
-                for past, (_, states) in zip(pasts, some, strict=True):
-                    past.read(past.computed + len(states))
+                starts = [self._pasts[request.id].computed for request, _, _ in some]
+                self._feed([request for request, _, _ in some], starts, [states for _, states, _ in some], 0)
+                for request, _, upto in some:
+                    self._pasts[request.id].read(upto)
 
     def _feed(self, requests: Sequence[Request], starts: list[int], states: list[Tensor], room: int) -> Ground:
         """Run the layer over known tokens: `states[c]` of positions from `starts[c]` on, right-aligned in one pass, with room for

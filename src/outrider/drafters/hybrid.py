@@ -31,13 +31,13 @@ from torch import Tensor
 from .. import registry, tree
 from ..control.costs import Costs, Floats
 from ..errors import BadInput
-from ..protocols import Drafter, Needs
+from ..protocols import Drafter, Forcing, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
 from ._ledger import Entry, Ledger
 from ._members import Member, members
-from ._panel import Panel
+from ._panel import Panel, reach
 
 _EXPLORE = 64
 """Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
@@ -134,7 +134,7 @@ class Hybrid(Panel):
         self._empty: dict[int, Proposal] = {}
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
         self._cold = Cold((), False, 0)
-        self._tells: bool | None = None  # whether it is known beforehand what all members guess
+        self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
         # The last guess: when, for how many in how many rows, rounds since.
@@ -168,9 +168,10 @@ class Hybrid(Panel):
     def preview(self, request: Request, most: int) -> list[int] | None:
         """See `protocols.Drafter`: the first member's that sees anything, where all can tell."""
         alive = [m for m in self.members if m.reason is None]
-        if self._tells is None:
-            self._tells = not self.merge and all(m.lookup and self._preview(m, request, 1) is not None for m in alive)
-        if not self._tells:
+        if self._tells[0] != len(alive):
+            able = not self.merge and all(m.lookup and self._preview(m, request, 1) is not None for m in alive)
+            self._tells = len(alive), able
+        if not self._tells[1]:
             return None
         return next((found for m in alive if (found := self._preview(m, request, most))), [])
 
@@ -352,8 +353,8 @@ class Hybrid(Panel):
         accepted. Whoever reads states and cannot do without the host is shown its own."""
         solo, whole, none = self.members[self._solo], self._parts[self._solo], self._nothing(len(batch))
         self._ledger.note(batch.requests, [self._entry(b, r) for b, r in enumerate(batch.requests)])
-        longest = max((solo.record(r).levels for r in batch.requests), default=0)
-        seen = replace(verdict, tokens=verdict.tokens[:, : longest + 1])
+        longest = reach(batch, solo, whole)
+        seen = verdict if longest is None else replace(verdict, tokens=verdict.tokens[:, : longest + 1])
         for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
             needs = member.drafter.needs
             if member is solo:
@@ -369,7 +370,7 @@ class Hybrid(Panel):
 
     def _entry(self, b: int, request: Request) -> Entry:
         """What is to be told of a request's round: not whose guesses a grammar may have replaced."""
-        if request.params.processors:
+        if any(isinstance(p, Forcing) for p in request.params.processors):
             return Entry()
         asked = {i: self.members[i].record(request) for i in self._told[b] if i != NONE}
         return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})

@@ -81,6 +81,8 @@ class Answer:
     def guesses(self, written: int, asked: int, tree: float = 0.0) -> int:
         """Guesses in the pass of a round that asked for so many levels; `tree`: as many as a tree of so many has, else they grow
         with its depth."""
+        if not asked:
+            return 0
         found = self.rows[written - 1]
         if found <= self.depth:
             return min(found, asked)

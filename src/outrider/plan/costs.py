@@ -121,7 +121,7 @@ class Table:
 
     def nodes(self, batch: int, depth: float) -> float:
         """Guesses of one request in a pass, where they are trees; 0 where that is not known."""
-        return self._read("nodes", batch, depth)
+        return self._read("nodes", batch, depth, anchored=True)
 
     def begin(self, batch: int) -> float:
         """What the first drafting of a text takes more than the others."""

@@ -149,9 +149,11 @@ class Measurer:
         samples = Samples()
         control = Stretches(self.llm.engine.drafter.drafter, (), samples, self.clock)
         params, self.params = self.params, dataclasses.replace(self.params, max_tokens=min(WARM, self.params.max_tokens))
-        for group in [groups[0], *groups]:
-            self._timed(group, control)
-        self.params = params
+        try:
+            for group in [groups[0], *groups]:
+                self._timed(group, control)
+        finally:
+            self.params = params
         return samples.parts["reading"][len(groups[0]), 0][1:]
 
     def _timed(self, group: list[list[int]], control: Stretches) -> list[Result]:

@@ -127,7 +127,7 @@ class Stretches(Fixed):
 
     def rest(self, batch: Batch) -> Budget:
         """A plain round that was launched ahead."""
-        self._turn()
+        self._turn(batch)
         self._note(batch, 0)
         return super().rest(batch)
 
@@ -135,7 +135,7 @@ class Stretches(Fixed):
         """The stretch's depth, as far as there is room."""
         reading = not all(batch.ready) or any(p > 1 for p in batch.pending)
         if not reading:
-            self._turn()
+            self._turn(batch)
         found = super().budget(batch)
         self._note(batch, max(found.depth, default=0))
         return found
@@ -179,14 +179,15 @@ class Stretches(Fixed):
             if (batch, depth) in usual and (batch, 0) in usual:
                 self.samples.add("begin", batch, 0, seconds - usual[batch, depth] - usual[batch, 0])
 
-    def _turn(self) -> None:
+    def _turn(self, batch: Batch) -> None:
         """Go on with the stretch, or begin another."""
         if not self._left:
             if not self._queue:
                 self._queue = self._random.sample(self._depths, len(self._depths))
+            roomy = batch.requests[0].params.max_tokens >= 4 * (LENGTH + LONGER)
+            more = LONGER if self._begun and roomy and 0 < self._before < QUICK else 0
             self._depth = self._queue.pop() if self._begun else 0
             self._begun = True
-            more = LONGER if 0 < self._before < QUICK else 0
             self._left, self._at = (LENGTH if self._depth else PLAIN_LENGTH) + more, 0
         self._left -= 1
         self._at += 1
