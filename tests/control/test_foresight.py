@@ -228,7 +228,7 @@ def test_what_many_requests_would_take_is_found_out_with_one() -> None:
         clock.now += 0.1
         items = []
         for request in requests:
-            request.tokens = [*request.tokens, number]
-            items.append(Committed(request, (number,), (NONE,), 0, 0, (), (), "", Finish.RUNNING))
+            request.tokens = [*request.tokens, number + 1]
+            items.append(Committed(request, (number + 1,), (NONE,), 0, 0, (), (), "", Finish.RUNNING))
         controller.observe(StepEvent(tuple(items), 0.0, 0.1, 0.1, 0, 8, (0,) * 8))
     assert controller._pace.known and asked > 20
