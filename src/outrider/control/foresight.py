@@ -137,17 +137,15 @@ class Foresight(Goodput):
         """Find out what a look takes, where there are too many to look at all."""
         if not self._able or self._pace.known:
             return
-        able = (i.request for i in event.committed if i.tokens and i.finish is Finish.RUNNING and _open(i.request))
-        first = next(able, None)
-        if first is not None:
-            self._seen(self._texts.setdefault(first.id, Text(first)))
+        for request in _writing(event)[:1]:
+            self._seen(self._texts.setdefault(request.id, Text(request)))
 
     def _look(self, event: StepEvent) -> None:
         """See what would be guessed for everybody who writes. Whoever is new is seen here first, while the device is busy: a long
         prompt takes its time."""
-        for item in event.committed:
-            if item.tokens and item.finish is Finish.RUNNING and self._able and _open(item.request):
-                self._seen(self._texts.setdefault(item.request.id, Text(item.request)))
+        for request in _writing(event):
+            if self._able:
+                self._seen(self._texts.setdefault(request.id, Text(request)))
         batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
             self._wakes = any(self._depths(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))]))
@@ -275,6 +273,11 @@ class Foresight(Goodput):
     def _reckoning(self) -> str:
         chances = self.known.streaks.chances()
         return f"lookups right in {chances[0]:.0%} of cases, in {chances[3]:.0%} after three that were; used where they pay"
+
+
+def _writing(event: StepEvent) -> list[Request]:
+    """Those of a round who go on writing, and for whom it is open how far to look ahead."""
+    return [i.request for i in event.committed if i.tokens and i.finish is Finish.RUNNING and _open(i.request)]
 
 
 def _open(request: Request) -> bool:

@@ -123,6 +123,15 @@ class Member:
             prior = self.common[at].share(prior)
         return record.promise * record.grades.get(at, Tally()).share(prior)
 
+    def book(self, request: Request, accepted: int | None, said: tuple[float, int] | None = None) -> None:
+        """A round of a request that it knows: how many of its guesses were right, None where it had none or nobody can tell."""
+        if request.id not in self.records:
+            return
+        if accepted is None:
+            self.records[request.id].fade()
+        else:
+            self.count(request, accepted, said)
+
     def count(self, request: Request, accepted: int, said: tuple[float, int] | None = None) -> None:
         """Book a round in which it was asked for a request, and `said` how many tokens it promised in how many levels (None:
         those of the guess at hand)."""

@@ -235,8 +235,8 @@ class Hybrid(Panel):
 
     def _beside(self, batch: Batch, budget: Budget, b: int, best: int) -> set[int]:
         """Members whose guesses for request b are worth their rows beside those of the `best`. None where a classical rule is in
-        the batch: merged guesses are no draws; nor where guesses lie on a device, where looking
-        at them takes longer than they are worth."""
+        the batch, since merged guesses are no draws; nor where guesses lie on a device: looking at them takes longer than they
+        are worth."""
         found = set[int]()
         if best == NONE or any(r.classical for r in batch.requests) or any(p.unseen for p in self._parts.values()):
             return found
@@ -343,8 +343,8 @@ class Hybrid(Panel):
         self._settle(batch)
         self._ledger.note(batch.requests, [Entry()] * len(batch))
         for member in (m for m in self.members if m.reason is None):
-            for record in (member.records[r.id] for r in batch.requests if r.id in member.records):
-                record.fade()
+            for request in batch.requests:
+                member.book(request, None)
             if type(member.drafter).observe is not Drafter.observe:
                 self._show(member, batch, nothing, verdict, scores)
 
@@ -376,20 +376,14 @@ class Hybrid(Panel):
         return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})
 
     def _settle(self, batch: Batch) -> None:
-        """Book what became of members' guesses that went alone. What was turned down in favour of another's cannot be told."""
+        """Book what became of members' guesses that went alone."""
         for request, entry, right in self._ledger.told(batch.requests, batch.blind):
             for member in self.members:
-                if request.id in member.records and member.index in entry.asked:
-                    member.count(request, right if member.index == entry.member else 0, entry.asked[member.index])
-                elif request.id in member.records:
-                    member.records[request.id].fade()
+                said = entry.asked.get(member.index)
+                member.book(request, None if said is None else right if member.index == entry.member else 0, said)
 
     def _count(self, member: Member, batch: Batch, seen: Verdict, drafted: bool) -> None:
-        """Book what became of a member's guesses. What was turned down in favour of another's cannot be told."""
+        """Book what became of a member's guesses beside others'. What was turned down in their favour cannot be told."""
         accepted = seen.accepted.tolist()
         for b, request in enumerate(batch.requests):
-            record = member.records.get(request.id)
-            if record is not None and drafted and member.index in self._told[b]:
-                member.count(request, accepted[b])
-            elif record is not None:
-                record.fade()
+            member.book(request, accepted[b] if drafted and member.index in self._told[b] else None)
