@@ -187,6 +187,7 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
+    from outrider.cli.answer import frozen
     from outrider.cli.plan import numbers
 
     given = options()
@@ -198,9 +199,10 @@ def main() -> None:
     llm = LLM(given.model, draft="none", control="fixed", device=given.device, dtype=given.dtype, prefix_cache=False)
     names = ("workload", "limit", "max_tokens", "temperature", "batch", "repeats")
     found = {"provenance": provenance(llm, given.model), "settings": {n: getattr(given, n) for n in names}, "rows": []}
-    for draft in given.draft or DRAFTS:
-        found["rows"] += check(llm, draft, given, workload)
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
+    with frozen():
+        for draft in given.draft or DRAFTS:
+            found["rows"] += check(llm, draft, given, workload)
+            given.out.write_text(json.dumps(found, indent=1) + "\n")
     llm.close()
     errors = [abs(r["error"]) for r in found["rows"]]
     print(f"{sum(e <= BAR for e in errors)} of {len(errors)} within {BAR:.0%}; largest error {max(errors):.1%}")

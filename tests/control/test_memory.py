@@ -53,24 +53,27 @@ def test_guessing_that_goes_on_losing_rests_longer_every_time() -> None:
     for _ in range(4):
         while not judge.rests(1):
             judge.add(1, 1, 1.25, 1.0)
-        rests.append(judge.rest)
+        rests.append(judge.case(1).rest)
         while judge.rests(1):
-            judge.tick()
+            judge.tick(1)
     assert rests == [REST, 2 * REST, 4 * REST, 8 * REST]
     for _ in range(2 * MANY):
         judge.add(1, 2, 1.25, 1.0)
-    assert judge.next == REST < LONGEST, "it has been seen to pay"
+    assert judge.case(1).next == REST < LONGEST, "it has been seen to pay"
 
 
 def test_a_stall_now_and_then_is_no_verdict_and_batches_are_not_mixed() -> None:
     judge = Judge()
     for i in range(300):
         judge.add(1, 11, 100.0 if i % 25 == 0 else 10.0, 1.0)
-    assert not judge.rests(1) and judge.next == REST
+    assert not judge.rests(1) and judge.case(1).next == REST
+    judge = Judge()
     for _ in range(2 * MANY - 1):
         judge.add(1, 1, 1.25, 1.0)
-    judge.add(64, 64, 80.0, 1.0)
+        judge.add(64, 64, 60.0, 1.0)
     assert not judge.rests(1) and not judge.rests(64)
+    judge.add(1, 1, 1.25, 1.0)
+    assert judge.rests(1) and not judge.rests(64), "batches that come and go in turns do not hide a loss"
 
 
 def test_chances_fade_to_those_of_long_ago_and_not_to_the_prior() -> None:

@@ -1,6 +1,6 @@
 """Measures drafters against plain decoding, side by side, on the same model, prompts and seeds.
 
-Per workload, temperature, load and drafter: a warm-up of both on the first prompts, which is not counted, then pairs of runs,
+Per workload, temperature, load and drafter: a warm-up of both, which is not counted, then pairs of runs,
 plain and drafted, the order alternating (A B, B A, ...), so that a machine that slows down slows both. Before each drafted run
 the drafter is made anew: what one learned from an answer it must not carry into the next run over the same prompts. Making it,
 and a few tokens to get it going, are not timed. Every answer is compared with the first plain one, token by token.
@@ -32,6 +32,9 @@ from .workloads import Workload
 
 FIRST_TOKENS = 8
 """What is written before every run, untimed: allocations, compiled kernels and the like are paid then."""
+
+WARMUPS, QUICKER = 5, 0.9
+"""Whole runs that warm up a GPU, at most; and the part of the time before below which it was not warm yet."""
 
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which share of the whole is behind."""
@@ -125,16 +128,14 @@ class Runner:
             self._pairs(cell, plain)
             self._close(cell)
         if not self.plan.arms:
-            plain.warmup = self._run(plain, prompts[: point.group]).seconds
+            plain.warmup = self._warmed(plain)
             for _ in range(self.plan.repeats):
                 plain.runs.append(self._run(plain, prompts))
         self._close(plain)
 
     def _pairs(self, cell: Cell, plain: Cell) -> None:
         """Warm-ups, then pairs; a pair counts when both its runs are there."""
-        first = cell.prompts[: cell.point.group]
-        plain.warmup = self._run(plain, first).seconds
-        cell.warmup = self._run(cell, first).seconds
+        plain.warmup, cell.warmup = self._warmed(plain), self._warmed(cell)
         for i in range(self.plan.repeats):
             if i % 2 == 0:
                 a = self._run(plain, plain.prompts)
@@ -146,10 +147,22 @@ class Runner:
             plain.runs.append(a)
             cell.runs.append(b)
 
-    def _run(self, cell: Cell, prompts: list[list[int]]) -> Run:
+    def _warmed(self, cell: Cell) -> float:
+        """Seconds of the warm-up: the first prompts; on a GPU then all, until that no longer gets quicker, since rounds of
+        every shape are captured when they are met."""
+        total, before = self._run(cell, cell.prompts[: cell.point.group]).seconds, float("inf")
+        for _ in range(WARMUPS if self.llm.engine.target.device.type == "cuda" else 0):
+            again = self._run(cell, cell.prompts, counts=False).seconds
+            total += again
+            if again > QUICKER * before or cell.point.rate is not None:
+                break
+            before = again
+        return total
+
+    def _run(self, cell: Cell, prompts: list[list[int]], counts: bool = True) -> Run:
         """One pass over the prompts, group by group, timed. What the first plain one says is what all must say."""
         self.tell(self._title(cell), self._done / self.plan.runs)
-        self._done += 1
+        self._done += counts
         self._prepare(cell, prompts)
         run, sinks = Run(open=cell.point.rate is not None), self.llm.engine.sinks
         sinks.append(run.hear)

@@ -7,6 +7,7 @@ with its own clock. Speeds are expectations (of the chances, at the true costs),
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,6 +18,8 @@ from ..types import NONE, Batch, Committed, Finish, Proposal, Request, StepEvent
 
 LONG = 10**6
 """Tokens that a simulated request may write: no end in sight."""
+EARLY = range(2, 6)
+"""Uses of a shape at which parts of its rounds are compiled and captured."""
 
 
 class Clock:
@@ -44,7 +47,8 @@ class World:
     measurement; `stall`: chance that it takes ten times as long. `other`: seconds of a round besides, `lost` those of one that
     was not launched before the one before it was read. `unsaid(depth, requests)`: seconds of guessing that no part of a round
     reports, such as a device's; `behind`: drafting goes on behind the round before, so that only what is longer than that round
-    is waited for. `capture`: seconds that the first round of a depth and a size of batch takes beside its own."""
+    is waited for. `capture`: seconds that the first round of a depth and a size of batch takes beside its own; `early`: while
+    some such rounds are launched, so in the time of the one before, and plain ones, too."""
 
     accept: Callable[[int, int], float]
     draft: Callable[[int, int], float]
@@ -58,6 +62,7 @@ class World:
     unsaid: Callable[[int, int], float] = lambda depth, requests: 0.0
     behind: bool = False
     capture: float = 0.0
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ class Simulation:
     _rng: random.Random = field(init=False)
     _batch: Batch = field(init=False)
     _unread: StepEvent | None = None
-    _shapes: set[tuple[int, int]] = field(default_factory=set)
+    _started: float = 0.0
+    _shapes: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -112,30 +118,32 @@ class Simulation:
         offered = self.controller.cut(batch, Proposal.chains([[0] * d for d in asked]))
         rows = len(batch) + sum(offered.widths)
         verify, other = world.verify(rows, len(batch)), world.other + world.lost * (not ahead)
+        captured = self._captured(deepest, len(batch)) if drafted or world.early else 0.0
         if drafted:
-            other += world.unsaid(deepest, drafted) + self._captured(deepest, len(batch))
+            other += world.unsaid(deepest, drafted) + captured * (not world.early)
         items = tuple(self._commit(b, width, number) for b, width in enumerate(offered.widths))
         took = self._noisy(draft), self._noisy(verify), self._noisy(other)
+        begun = self.clock.now
         if not world.behind:
             self.clock.now += took[0]
+        self.clock.now += captured * world.early
         if before is not None:  # it is told after the next one was launched
-            self.controller.observe(before)
+            self.controller.observe(replace(before, seconds=self.clock.now - self._started) if world.early else before)
         self.clock.now += max(took[0], took[1] + took[2]) if world.behind else took[1] + took[2]
         event = StepEvent(items, took[0], took[1], sum(took), 0, rows, budget.depth)
         if world.lost:
-            self._unread = event
+            self._unread, self._started = event, begun
         else:
             self.controller.observe(event)
         expected = sum(_expected(world.accept(b, number), width) for b, width in enumerate(offered.widths))
         plain = world.verify(len(batch), len(batch)) + world.other
-        whole = max(draft, verify + other) if world.behind else draft + verify + other
+        whole = (max(draft, verify + other) if world.behind else draft + verify + other) + captured * world.early
         self.rounds.append(Round(sum(budget.depth) / len(batch), expected, whole, plain))
 
     def _captured(self, depth: int, batch: int) -> float:
         """Seconds that a shape takes beside its own, once."""
-        new = (depth, batch) not in self._shapes
-        self._shapes.add((depth, batch))
-        return self.world.capture if new else 0.0
+        self._shapes[depth, batch] += 1
+        return self.world.capture if self._shapes[depth, batch] in (EARLY if self.world.early else (1,)) else 0.0
 
     def _commit(self, b: int, width: int, number: int) -> Committed:
         chance, kept = self.world.accept(b, number), 0

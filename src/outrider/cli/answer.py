@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,10 +76,22 @@ def loaded(options: ModelOptions) -> Iterator[LLM]:
         trace_mib=options.trace_mib,
         progress=say,
     )
-    with closing(llm):
+    with closing(llm), frozen():
         for notice in llm.notices:
             say(f"note: {notice}")
         yield llm
+
+
+@contextmanager
+def frozen() -> Iterator[None]:
+    """What was imported and loaded is looked through by the garbage collector once, not every few thousand rounds, which would
+    stop all of them for a quarter of a second."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def stream_answer(llm: LLM, chunks: Iterator[Chunk], display: Display) -> Answer:

@@ -29,7 +29,7 @@ from .plan import limits as depths_worth
 from .probes import GAP, Allowance
 from .rates import pull
 from .shelf import Known
-from .stalls import SPIKE
+from .stalls import LEAST, SPIKE
 from .story import Story
 
 REPLAN, SETTLED = 3, 12
@@ -117,7 +117,7 @@ class Goodput:
         if any(depths):
             self._stalls.use(len(batch), max(depths))
         else:
-            self._judge.tick()
+            self._judge.tick(len(batch))
         self._book.ask(batch, depths, probes, batch.blind, foreseen)
         return self._shape.budget(batch, depths)
 
@@ -136,7 +136,7 @@ class Goodput:
         """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
         self._plain -= 1
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
-        self._judge.tick()
+        self._judge.tick(len(batch))
         depths = [0] * len(batch)
         self._book.ask(batch, depths, ahead=True)
         return self._shape.budget(batch, depths)
@@ -172,13 +172,16 @@ class Goodput:
     def _spiked(self, asked: Asked, event: StepEvent, wall: float) -> bool:
         """Whether the round took so much longer than expected that it tells nothing about the next."""
         batch = len(event.committed)
-        if bucket(batch) not in self._plain_sizes:
+        known = bucket(batch) in self._plain_sizes
+        if not known and asked.deepest:
             return False
-        usual = self._usual(batch, event.rows, asked.drafted, asked.deepest)
+        usual = self._usual(batch, event.rows, asked.drafted, asked.deepest) if known else event.verify_seconds + LEAST / SPIKE
         self._spikes = self._spikes + 1 if wall > SPIKE * usual else 0
         if not 0 < self._spikes <= FEW:  # again and again: the machine is that slow now
             return False
-        if asked.deepest:
+        if not known:
+            self._referenced.discard(bucket(batch))  # something was compiled: once more
+        elif asked.deepest:
             self._stalls.saw(batch, asked.deepest, wall - usual)
             if not self.costs.tried:  # better a rough price than none
                 self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual))
@@ -241,7 +244,8 @@ class Goodput:
         if settled:  # and so everybody was in the last plan
             return
         states = [self._book.state(batch.requests[b]) for b in who]
-        begun, new = self._clock(), any(s.depth is None for s in states)
+        again = self._off and bucket(len(batch)) == bucket(self._size)  # a plan for newcomers would be the last one once more
+        begun, new = self._clock(), any(s.depth is None for s in states) and not again
         if begun < (self._next_welcome if new else self._next_plan):
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth

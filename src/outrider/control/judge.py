@@ -22,50 +22,65 @@ REST, LONGEST = 64, 8192
 """Rounds without guesses after a verdict: at first, and at most."""
 
 
+def _last(rounds: int) -> deque[tuple[float, float]]:
+    return deque(maxlen=2 * rounds)
+
+
 @dataclass(slots=True)
-class Judge:
-    """`rest`: rounds that guessing still has to rest; `next`: how many it will the next time; `size`: size class of the batch
-    that the last rounds had, which alone this holds for. Rounds of different ones are not compared."""
+class Case:
+    """One size class of the batch. `rest`: rounds that guessing still has to rest; `next`: how many it will the next time."""
 
     rest: int = 0
-    size: int = 0
-    _heard: int = 0
     next: int = REST
-    _short: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * FEW))
-    _long: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * MANY))
+    heard: int = 0
+    short: deque[tuple[float, float]] = field(default_factory=lambda: _last(FEW))
+    long: deque[tuple[float, float]] = field(default_factory=lambda: _last(MANY))
+
+    def add(self, tokens: float, seconds: float, plain: float) -> bool:
+        """As the judge's."""
+        self.short.append((tokens, seconds))
+        self.long.append((tokens, seconds))
+        self.heard += 1
+        if len(self.long) == 2 * MANY and self.heard % FEW == 0:
+            whole = _speed(self.long) / plain
+            if whole < LOSING:
+                self.rest, self.next = self.next, min(LONGEST, 2 * self.next)
+                self.short.clear()
+                self.long.clear()
+                return True
+            if whole > PAYING:
+                self.next = REST
+        return len(self.short) >= FEW and _speed(self.short) < LOSING * plain
+
+
+@dataclass(slots=True)
+class Judge:
+    """Rounds of batches of different size classes are not compared, and a verdict holds for its own alone."""
+
+    _cases: dict[int, Case] = field(default_factory=dict)
+
+    def case(self, batch: int) -> Case:
+        """What is known of batches like this."""
+        return self._cases.setdefault(bucket(batch), Case())
 
     def add(self, batch: int, tokens: float, seconds: float, plain: float) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
         slower than that, so that the plan is to be made anew."""
-        if bucket(batch) != self.size:
-            self.size, self.rest = bucket(batch), 0
-            self.renew()
-            self._long.clear()
-        self._short.append((tokens, seconds))
-        self._long.append((tokens, seconds))
-        self._heard += 1
-        if len(self._long) == 2 * MANY and self._heard % FEW == 0:
-            whole = _speed(self._long) / plain
-            if whole < LOSING:
-                self.rest, self.next = self.next, min(LONGEST, 2 * self.next)
-                self.renew()
-                self._long.clear()
-                return True
-            if whole > PAYING:
-                self.next = REST
-        return len(self._short) >= FEW and _speed(self._short) < LOSING * plain
+        return self.case(batch).add(tokens, seconds, plain)
 
     def renew(self) -> None:
         """The plan is a new one."""
-        self._short.clear()
+        for case in self._cases.values():
+            case.short.clear()
 
     def rests(self, batch: int) -> bool:
         """Whether guessing has to rest in a batch of this size."""
-        return self.rest > 0 and bucket(batch) == self.size
+        return self.case(batch).rest > 0
 
-    def tick(self) -> None:
+    def tick(self, batch: int) -> None:
         """A round without guesses."""
-        self.rest = max(0, self.rest - 1)
+        case = self.case(batch)
+        case.rest = max(0, case.rest - 1)
 
 
 def _speed(rounds: deque[tuple[float, float]]) -> float:
