@@ -12,6 +12,7 @@ from outrider import registry
 from outrider.accept import RULES
 from outrider.config import SamplingParams
 from outrider.control import Foresight
+from outrider.control.pace import Pace
 from outrider.drafters.hybrid import Hybrid
 from outrider.drafters.none import NoDrafter
 from outrider.forced import Forced, holds
@@ -74,8 +75,9 @@ def answers() -> dict[tuple[int, ...], tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("spec", ["suffix", "ngram", "hybrid:members=suffix+ngram"])
-def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str) -> None:
-    """The default controller sees what is forced as well as what is looked up."""
+def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default controller sees what is forced as well as what is looked up, however busy the machine is."""
+    monkeypatch.setattr(Pace, "affords", lambda pace, size: True)
     world, made = tiny.World(), requests(Rhyme)
     world.control = Foresight
     assert world.run(registry.parse(spec), made) == plain(0.0)

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider import registry
+from outrider import guard, registry
 from outrider.config import SamplingParams
+from outrider.drafters.hybrid import Hybrid
 from outrider.errors import OutriderWarning
 from outrider.protocols import Drafter
 from outrider.types import Batch, Budget, Proposal, Request
@@ -62,3 +63,11 @@ def test_requests_are_put_back(change: str, where: str) -> None:
     with pytest.warns(OutriderWarning, match="changed a request"):
         got = tiny.World().run(Meddler(CHANGES[change], where), requests(), may_fail=True)
     assert got == plain
+
+
+def test_only_the_packages_own_drafters_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "TRUSTING", True)
+    mine, theirs = registry.parse("ngram"), Meddler(CHANGES["last"], "propose")
+    assert guard.own(mine) and not guard.own(theirs)
+    assert not guard.own(Hybrid.of([mine, theirs])), "a member of somebody else's is enough"
+    assert guard.own(Hybrid.of([mine, registry.parse("suffix")]))

@@ -110,7 +110,7 @@ class Engine:
     def _budget(self, batch: Batch, guess: bool) -> Budget:
         if not guess:
             return Budget.none(len(batch))
-        rests = batch.blind and not self.drafter.follows(batch.requests)
+        rests = batch.blind and (self.controller.resting or not self.drafter.follows(batch.requests))
         return self.controller.rest(batch) if rests else self.controller.budget(batch)
 
     def settle(self, pending: Pending) -> StepEvent:

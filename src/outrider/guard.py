@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter, is_
@@ -20,8 +21,8 @@ from .types import PROBE, ROOT, Batch, Budget, Proposal, Request, Resume, Scores
 
 _PATIENCE = 3
 """Unsound proposals (bad tokens, bad tree) before a drafter is switched off; an exception does it at once."""
-
-
+TRUSTING = True
+"""Whether this package's own drafters are believed to leave requests alone."""
 _FIXED = tuple(f.name for f in fields(Request) if f.name not in ("tokens", "failures"))
 """What a drafter must leave alone in a request, beside its tokens."""
 _values = attrgetter(*_FIXED)
@@ -38,11 +39,12 @@ class Guard:
         self.reason: str | None = None
         self._strikes = 0
         self._starved: set[str] = set()
-        own = isinstance(drafter, Sharing) and drafter.needs.kv is not None
-        self._sharing: Sharing | None = cast(Sharing, drafter) if own else None
+        keeps_kv = isinstance(drafter, Sharing) and drafter.needs.kv is not None
+        self._sharing: Sharing | None = cast(Sharing, drafter) if keeps_kv else None
         self.observes = type(drafter).observe is not Drafter.observe
         self.previews = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
         self._forced = Forced(vocab_size)
+        self._keeps: Callable[[Sequence[Request]], AbstractContextManager[None]] = _let if own(drafter) else _kept
         self.admits: Callable[[Batch, Proposal], bool] = lambda batch, proposal: False
 
     @property
@@ -94,7 +96,7 @@ class Guard:
         if not self.working or not self.previews:
             return None
         try:
-            with _kept((request,)):
+            with self._keeps((request,)):
                 found = self.drafter.preview(request, most)
             return None if found is None else self._forced.ahead(request, [int(token) for token in found[:most]], most)
         except (Exception, SystemExit) as error:
@@ -103,7 +105,7 @@ class Guard:
 
     def _guesses(self, batch: Batch, budget: Budget) -> Proposal | None:
         try:
-            with _kept(batch.requests):
+            with self._keeps(batch.requests):
                 proposal = self.drafter.propose(batch, budget)
             sound = self._sound(proposal, batch, budget)
         except (Exception, SystemExit) as error:
@@ -130,7 +132,7 @@ class Guard:
         goes_on = bool(self.drafter.needs.features) and self.follows(batch.requests, any(proposal.widths))
         seen = verdict if scores.answer is not None and goes_on else _copied(verdict)
         try:
-            with _kept(batch.requests):
+            with self._keeps(batch.requests):
                 self.drafter.observe(batch, *self._forced.apart(proposal, seen, scores))
         except (Exception, SystemExit) as error:
             if out_of_memory(error) and self._again("observe", batch):
@@ -213,6 +215,17 @@ class Guard:
 
 def _copied(verdict: Verdict) -> Verdict:
     return Verdict(*(getattr(verdict, f.name).clone() for f in fields(Verdict)))
+
+
+def own(drafter: Drafter) -> bool:
+    """Whether a drafter, with all its members, is this package's. That those leave requests alone is seen to by tests, where
+    nobody is trusted, and not in every round: with 64 requests looking takes longer than all else."""
+    mine = type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return TRUSTING and mine and all(own(m.drafter) for m in getattr(drafter, "members", ()))
+
+
+def _let(requests: Sequence[Request]) -> AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ class Book:
     ) -> None:
         """Note what this round asks for."""
         steady = True
-        for request, depth in zip(batch.requests, depths, strict=True):
+        for request, depth in zip(batch.requests, depths, strict=True) if any(depths) else ():
             if depth:
                 state = self.state(request)
                 steady = steady and state.drafted == self.round - 1

@@ -137,9 +137,8 @@ class Goodput:
         self._plain -= 1
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
         self._judge.tick(len(batch))
-        depths = [0] * len(batch)
-        self._book.ask(batch, depths, ahead=True)
-        return self._shape.budget(batch, depths)
+        self._book.ask(batch, [0] * len(batch), ahead=True)
+        return Budget.none(len(batch))
 
     def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Drop guesses that their drafter itself believes in too little for their row to pay (`cut.py`)."""

@@ -12,6 +12,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import torch
 
@@ -33,8 +34,8 @@ WARM = 8
 ENOUGH, PLENTY, PATIENCE = 6, 40, 6
 """Rounds of every depth that are to be measured, as many as are worth it where they are quick, and how many times as many texts
 as asked for are written for them at most."""
-QUICK = 3.0
-"""Seconds for which it is gone on: machines have slow moments."""
+WARMING, QUICK = 0.5, 3.0
+"""Seconds of warming up, and for which it is gone on: on a GPU always, since its hosts have slow moments that last a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +126,18 @@ class Measurer:
         without = self._read(groups)
         drafter = self._start(spec)
         control = Stretches(drafter, depths, Samples(), self.clock)
+        begun = self.clock()
         self._timed(groups[0], control)  # first passes of every shape are slow
+        while self._on_gpu and self.clock() - begun < WARMING:
+            self._timed(groups[0], control)
         control = Stretches(drafter, depths, samples, self.clock)
         most, begun = PATIENCE * len(groups) * self.repeats, self.clock()
-        for i in range(most):
-            if i >= len(groups) * self.repeats and control.least >= (PLENTY if self.clock() - begun < QUICK else ENOUGH):
+        for i in count():
+            early = self.clock() - begun < QUICK
+            enough = i >= most or control.least >= (PLENTY if early else ENOUGH)
+            if i >= len(groups) * self.repeats and enough and not (early and self._on_gpu):
                 break
-            self.tell(f"{spec}: what rounds cost, {batch} at a time", i / most)
+            self.tell(f"{spec}: what rounds cost, {batch} at a time", min(1.0, i / most))
             results = self._timed(groups[i % len(groups)], control)
             read = [len(r.prompt_token_ids) for r in results]
             samples.contexts += read + [n + len(r.token_ids) for n, r in zip(read, results, strict=True)]
@@ -199,10 +205,13 @@ class Measurer:
             raise OutriderError(bad.error or "the model gave no valid scores; try another --dtype or --device")
         return results
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self.llm.engine.target.device.type == "cuda"
+
     def _wait(self) -> None:
-        device = self.llm.engine.target.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self._on_gpu:
+            torch.cuda.synchronize(self.llm.engine.target.device)
 
 
 def thinned(depths: Sequence[int]) -> list[int]:
