@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cache as memo
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +18,8 @@ from outrider.control.pace import Pace
 from outrider.drafters.hybrid import Hybrid
 from outrider.drafters.none import NoDrafter
 from outrider.forced import Forced, holds
-from outrider.types import FORCED, NONE, Batch, Budget, Proposal, Request
+from outrider.models.target import ModelTarget
+from outrider.types import FORCED, NONE, Batch, Budget, Proposal, Request, Scores
 
 from . import heads, tiny
 from .contract.drafters import every
@@ -74,17 +77,32 @@ def answers() -> dict[tuple[int, ...], tuple[int, ...]]:
     return {tuple(p): tuple(a) for p, a in zip(PROMPTS, plain(0.0), strict=True)}
 
 
-@pytest.mark.parametrize("spec", ["suffix", "ngram", "hybrid:members=suffix+ngram"])
-def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default controller sees what is forced as well as what is looked up, however busy the machine is."""
+@pytest.fixture
+def only_passes_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How busy the machine is does not matter."""
+    passes, score = [0], ModelTarget.score
+
+    def timed(*given: Any) -> Scores:
+        passes[0] += 1
+        return score(*given)
+
+    monkeypatch.setattr(ModelTarget, "score", timed)
+    monkeypatch.setattr(time, "perf_counter", lambda: 1e-3 * passes[0])
     monkeypatch.setattr(Pace, "affords", lambda pace, size: True)
+
+
+@pytest.mark.usefixtures("only_passes_take_time")
+@pytest.mark.parametrize("spec", ["suffix", "ngram", "hybrid:members=suffix+ngram"])
+def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str) -> None:
+    """The default controller sees what is forced as well as what is looked up."""
     world, made = tiny.World(), requests(Rhyme)
-    world.control = Foresight
+    world.control = lambda drafter: Foresight(drafter, time.perf_counter)
     assert world.run(registry.parse(spec), made) == plain(0.0)
     forced = [request.origins.count(FORCED) for request in made]
     assert min(forced) > 3
 
 
+@pytest.mark.usefixtures("only_passes_take_time")
 def test_what_stands_in_for_a_hybrids_guess_leaves_its_members_whole() -> None:
     """Forced chains are longer than suffix's guess. EAGLE, who reads the states of all requests, goes on as it did alone."""
     rates = []
