@@ -102,7 +102,6 @@ def test_lookups_that_are_seen_beforehand_let_a_grammar_lead(spec: str) -> None:
     assert min(forced) > 3
 
 
-@pytest.mark.usefixtures("only_passes_take_time")
 def test_what_stands_in_for_a_hybrids_guess_leaves_its_members_whole() -> None:
     """Forced chains are longer than suffix's guess. EAGLE, who reads the states of all requests, goes on as it did alone."""
     rates = []
