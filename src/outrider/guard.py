@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter, is_
@@ -44,7 +44,7 @@ class Guard:
         self.observes = type(drafter).observe is not Drafter.observe
         self.previews = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
         self._forced = Forced(vocab_size)
-        self._keeps: Callable[[Sequence[Request]], AbstractContextManager[None]] = _let if own(drafter) else _kept
+        self._keeps: Callable[[Sequence[Request]], AbstractContextManager[object]] = nullcontext if own(drafter) else _kept
         self.admits: Callable[[Batch, Proposal], bool] = lambda batch, proposal: False
 
     @property
@@ -222,10 +222,6 @@ def own(drafter: Drafter) -> bool:
     nobody is trusted, and not in every round: with 64 requests looking takes longer than all else."""
     mine = type(drafter).__module__.partition(".")[0] == __name__.partition(".")[0]
     return TRUSTING and mine and all(own(m.drafter) for m in getattr(drafter, "members", ()))
-
-
-def _let(requests: Sequence[Request]) -> AbstractContextManager[None]:
-    return contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def test_never_slower_than_plain_where_shapes_are_captured_under_way(name: str, 
 @pytest.mark.parametrize("chance", [0.2, 0.45])
 @pytest.mark.parametrize("name", ["captured", "slow"])
 def test_a_capture_is_not_the_price_of_the_plain_round_in_whose_time_it_falls(name: str, chance: float) -> None:
-    """Once a compiler ran for seconds while the first guesses of four requests were launched: plain decoding looked as slow."""
+    """Once a compiler ran for seconds while the first rounds of four requests were launched: plain decoding looked as slow."""
     given = replace(card(name, 4, chance, capture=3.0), early=True)
     later = [r for seed in range(SEEDS) for r in played(given, seed)[1]]
     assert simulate.against_plain([r for r in later if r.seconds < CAPTURE], 4) >= 0.975

@@ -6,7 +6,7 @@ had just been made anew, guessing rests: longer every time, until it has been se
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -57,11 +57,11 @@ class Case:
 class Judge:
     """Rounds of batches of different size classes are not compared, and a verdict holds for its own alone."""
 
-    _cases: dict[int, Case] = field(default_factory=dict)
+    _cases: defaultdict[int, Case] = field(default_factory=lambda: defaultdict(Case))
 
     def case(self, batch: int) -> Case:
         """What is known of batches like this."""
-        return self._cases.setdefault(bucket(batch), Case())
+        return self._cases[bucket(batch)]
 
     def add(self, batch: int, tokens: float, seconds: float, plain: float) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
