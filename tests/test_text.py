@@ -159,6 +159,22 @@ def test_random_ids_of_a_real_tokenizer_equal_the_full_text(smol: TextTokenizer)
         assert feed(TextStream(smol), [tokens[:33], tokens[33:]])[0] == smol.decode(tokens)
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_what_a_token_adds_is_told_only_where_it_depends_on_nothing(smol: TextTokenizer, skip: bool) -> None:
+    """Every token's text by itself, against what it adds between others; tokens of half characters tell nothing."""
+    a, b = smol.encode("word"), smol.encode(" é")
+    alone = [smol.whole(token, skip) for token in range(smol.vocab_size)]
+    for token, text in enumerate(alone):
+        found = smol.decode([*a, token, *b], skip)
+        assert text is None or found == f"word{text} é", token
+        assert (text is None) == ("\ufffd" in smol.decode([token], skip)), token
+    assert None in alone
+
+
+def test_tokenizers_of_other_kinds_tell_nothing() -> None:
+    assert all(fallback().whole(token) is None for token in range(8))
+
+
 def test_incomplete_character_waits_and_is_flushed_at_the_end() -> None:
     stream = TextStream(Bytes())
     party = "🎉".encode()

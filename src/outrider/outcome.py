@@ -16,6 +16,8 @@ from .types import NONE, PROBE, Batch, Committed, Finish, Logprob, Request
 if TYPE_CHECKING:
     from .engine import Pending
 
+FINISHES = tuple(Finish)
+"""By number."""
 Shown = tuple[tuple[Logprob, ...], ...] | None
 
 
@@ -44,7 +46,7 @@ class Outcome:
         if request.finish is not Finish.RUNNING:  # stopped while the round was in flight: it keeps what it had
             return Committed(request, (), (), 0, 0, (), (), "", request.finish, late=True)
         fresh = self.tokens[b][:count]
-        finish = Finish(self.finish[b])
+        finish = FINISHES[self.finish[b]]
         used = _write(request, fresh, finish)
         if used < count or (request.text is not None and request.text.stopped is not None):
             finish = Finish.STOP
@@ -53,21 +55,21 @@ class Outcome:
             found = request.failures.get(tuple(request.tokens))
             request.error = found or "the model's scores were not finite, or every token was forbidden"
         request.finish = finish
-        kept, depths, offered = self._offered(b, used, finish)
-        origins = [self.source[b][c] if self.source[b][c] != PROBE else NONE for c in self.path[b][:kept]]
+        kept, depths, offered = self._offered(b, used, finish) if self.sizes[b] else (0, (), [])
+        origins = [self.source[b][c] if self.source[b][c] != PROBE else NONE for c in self.path[b][:kept]] if kept else []
         origins += [NONE] * (used - kept)
         request.origins += origins
         if request.failures:  # of positions that are history by now
             request.failures = {k: v for k, v in request.failures.items() if len(k) >= len(request.tokens)}
-        raw, processed = self._logprobs(b, used)
+        raw, processed = self._logprobs(b, used) if request.params.logprobs is not None or self.prompt else (None, None)
         piece = request.text.pop(finish is not Finish.RUNNING) if request.text is not None else ""
-        rejected = self._rejected(b, kept)
+        rejected = self._rejected(b, kept) if self.sizes[b] else ()
         item = Committed(
             request,
             tuple(fresh[:used]),
             tuple(origins),
             len(offered),
-            sum(o != NONE for o in origins),
+            sum(o != NONE for o in origins) if kept else 0,
             depths,
             rejected,
             piece,
@@ -99,8 +101,6 @@ class Outcome:
         """Accepted nodes that were used, which depths had a guess, and the guesses that count: those at depths the text reached,
         if it ended here."""
         kept = min(self.accepted[b], used)
-        if not self.sizes[b]:
-            return kept, (), []
         depth: list[int] = []
         for c in range(self.sizes[b]):
             parent = self.parents[b][c]
@@ -113,8 +113,6 @@ class Outcome:
 
     def _rejected(self, b: int, kept: int) -> tuple[int, ...]:
         """The first guess that was turned down and what hung below it, along the first branch: what a person wants to see."""
-        if not self.sizes[b]:
-            return ()
         at = self.path[b][kept - 1] if kept else NONE
         shown = []
         for c in range(self.sizes[b]):

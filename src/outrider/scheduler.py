@@ -104,7 +104,7 @@ class Scheduler:
         """Whether the next round's batch is known before `batch`'s round is read: all write, nobody is let in or would have
         to give way."""
         known = (not self.waiting or self.gathering) and all(batch.ready) and all(r.flying for r in self.running)
-        return known and self.cache.free() >= len(self.running) * (self.lookahead + CALM)
+        return known and self._plenty(len(self.running))
 
     @property
     def gathering(self) -> bool:
@@ -150,14 +150,23 @@ class Scheduler:
     def _secure(self) -> list[int]:
         """KV for every running request's known tokens, oldest first, then room for guesses as far as it goes. Whoever cannot be
         served first makes all give back room for guesses, then the youngest give way."""
+        reserve, wish = self.cache.reserve, self.lookahead
+        if self._plenty(len(self.running)):  # so that nobody's guesses stand in the way of what others know
+            rooms = [wish if request.room > 1 else 0 for request in self.running]
+            if all(reserve(r, _known(r) + room) for r, room in zip(self.running, rooms, strict=True)):
+                return rooms
         i = 0
         while i < len(self.running):
             request = self.running[i]
-            if self.cache.reserve(request, _known(request)):
+            if reserve(request, _known(request)):
                 i += 1
             elif not self._tighten():
                 self._preempt()
         return [self._room(request) for request in self.running]
+
+    def _plenty(self, count: int) -> bool:
+        """Whether so many requests can have all they wish for, this round and the next."""
+        return self.cache.free() >= count * (self.lookahead + CALM)
 
     def _tighten(self) -> bool:
         """Take back room for guesses. Returns whether there was any."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .protocols import Tokenizer
 
@@ -30,6 +30,7 @@ class TextStream:
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._whole: Callable[[int, bool], str | None] = getattr(tokenizer, "whole", _depends)
         self._early = min_tokens  # so many more tokens cannot complete a stop string that counts
         self._longest = max(map(len, self._stops), default=0)
         self._include, self._skip = include_stop, skip_special
@@ -61,7 +62,8 @@ class TextStream:
 
     def pop(self, last: bool = False) -> str:
         """Text not shown yet, short of anything that may turn out to be the beginning of a stop string."""
-        end = len(self._open) if last or self.stopped is not None else len(self._open) - self._held()
+        whole = last or not self._stops or self.stopped is not None
+        end = len(self._open) if whole else len(self._open) - self._held()
         piece, self._open = self._open[:end], self._open[end:]
         if piece:
             self._shown.append(piece)
@@ -75,6 +77,9 @@ class TextStream:
 
     def _decode(self, token: int) -> str:
         """What `token` adds to the text: nothing while its last character is unfinished."""
+        if not self._waiting and (whole := self._whole(token, self._skip)) is not None:
+            self._window, self._context, self._taken = [], "", 0
+            return whole
         window = [*self._window, token]
         text = self._tokenizer.decode(window, self._skip)
         marks = len(text) - len(text.rstrip(REPLACEMENT))
@@ -104,7 +109,7 @@ class TextStream:
         that begin there. None counts before `min_tokens` tokens are written."""
         before = len(self._open)
         self._open += piece
-        if self._early > 0:
+        if self._early > 0 or not self._stops:
             return False
         found = [(at, -len(s), s) for s in self._stops if (at := self._open.find(s, max(0, before - len(s) + 1))) >= 0]
         if not found:
@@ -120,3 +125,8 @@ class TextStream:
             if any(s.startswith(self._open[-n:]) for s in self._stops):
                 return n
         return 0
+
+
+def _depends(token: int, skip_special: bool) -> str | None:
+    """Of tokenizers that do not tell what a token adds."""
+    return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -341,8 +341,7 @@ class Stats:
     first_token_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """One request's share of a round, on the host: tokens committed, their origins (drafter index, or NONE for the target's
     own), guesses offered and kept per depth, after all cutting. `late`: the request had ended before the round was read."""
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..errors import BadInput
+from ..text import REPLACEMENT
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -23,6 +24,8 @@ class TextTokenizer:
         self.vocab_size = len(backend)
         self.eos_ids = frozenset(_ids(backend.eos_token_id)) | frozenset(_ids(getattr(generation, "eos_token_id", None)))
         self._fast: Any = getattr(backend, "_tokenizer", None)  # what `decode` ends in, without its checks of every id
+        self._bytes = type(getattr(self._fast, "decoder", None)).__name__ == "ByteLevel"
+        self._whole = dict[tuple[int, bool], str | None]()
         self.has_chat = bool(backend.chat_template)
 
     @property
@@ -50,6 +53,17 @@ class TextTokenizer:
             return str(self._fast.decode(list(ids), skip_special_tokens=skip_special))
         text = self._backend.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return str(text)
+
+    def whole(self, token: int, skip_special: bool = True) -> str | None:
+        """What `token` adds to any text that ends with a whole character; None where that depends on its neighbours. Tokens that
+        stand for bytes and nothing else add the same ones wherever they are."""
+        if not self._bytes:
+            return None
+        key = token, skip_special
+        if key not in self._whole:
+            text = self.decode([token], skip_special)
+            self._whole[key] = None if REPLACEMENT in text else text
+        return self._whole[key]
 
     @property
     def template(self) -> str:

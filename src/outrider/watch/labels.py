@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import reduce
 
@@ -75,6 +75,16 @@ class History:
             self.periods.append(Period(clock()))
         return self.periods[-1]
 
+    def add(self, tokens: Sequence[int], clock: Callable[[], float]) -> None:
+        """Rounds without guesses: how many tokens each gave."""
+        at = 0
+        while at < len(tokens):
+            period = self.current(clock)
+            some = tokens[at : at + self.size - period.rounds]
+            period.rounds += len(some)
+            period.tokens += sum(some)
+            at += len(some)
+
 
 @dataclass(slots=True)
 class Label:
@@ -122,9 +132,17 @@ class Labels(Mapping[str, Label]):
 
     def observe(self, event: StepEvent) -> None:
         """Count a round in which guesses were made or tokens written."""
+        plain = dict[str, list[int]]()
         for item in event.committed:
-            if not item.late and (item.tokens or item.drafted):
-                self._of(item.request.params.label or UNLABELLED).count(item, self._clock)
+            if item.late:
+                continue
+            name = item.request.params.label or UNLABELLED
+            if item.drafted:
+                self._of(name).count(item, self._clock)
+            elif item.tokens:
+                plain.setdefault(name, []).append(len(item.tokens))
+        for name, tokens in plain.items():
+            self._of(name).history.add(tokens, self._clock)
 
     def _of(self, name: str) -> Label:
         found = self._found.get(name)
