@@ -38,7 +38,8 @@ class Asked:
     """A round's budget, as it was asked for: `depths` by request; `probes`: indices of requests that are only tried; `steady`:
     all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
     launched before the round before it was read; `early`: before that was told, at least;
-    `foreseen`: its guesses were known beforehand (`foresight.py`)."""
+    `foreseen`: its guesses were known beforehand (`foresight.py`); `deepest`: the largest depth, `drafted`: how many requests were
+    drafted for."""
 
     ids: tuple[int, ...]
     depths: tuple[int, ...]
@@ -47,15 +48,8 @@ class Asked:
     ahead: bool = False
     early: bool = False
     foreseen: bool = False
-
-    @property
-    def deepest(self) -> int:
-        return max(self.depths, default=0)
-
-    @property
-    def drafted(self) -> int:
-        """How many requests were drafted for."""
-        return sum(d > 0 for d in self.depths)
+    deepest: int = 0
+    drafted: int = 0
 
     def like(self, other: Asked | None) -> bool:
         """Whether another round was asked for the same, as far as time is concerned."""
@@ -105,13 +99,12 @@ class Book:
     ) -> None:
         """Note what this round asks for."""
         steady = True
-        for request, depth in zip(batch.requests, depths, strict=True) if any(depths) else ():
-            if depth:
-                state = self.state(request)
-                steady = steady and state.drafted == self.round - 1
-                state.drafted = self.round
-        ids, early = tuple(r.id for r in batch.requests), len(self.open) > 0
-        self.open.append(Asked(ids, tuple(depths), probes, steady, ahead, early, foreseen))
+        drafted = [self.state(r) for r, depth in zip(batch.requests, depths, strict=True) if depth] if any(depths) else []
+        for state in drafted:
+            steady = steady and state.drafted == self.round - 1
+            state.drafted = self.round
+        ids, early, deepest = tuple(r.id for r in batch.requests), len(self.open) > 0, max(depths, default=0)
+        self.open.append(Asked(ids, tuple(depths), probes, steady, ahead, early, foreseen, deepest, len(drafted)))
         self.round += 1
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}
@@ -125,9 +118,10 @@ class Book:
                 break
         else:
             return None
-        if not asked.foreseen:  # whoever knows the guesses asks for good ones only
-            self._learn(event, asked)
-        self._measure(event.committed)
+        if asked.deepest:
+            if not asked.foreseen:  # whoever knows the guesses asks for good ones only
+                self._learn(event, asked)
+            self._measure(event.committed)
         self._forget(event.committed)
         return asked
 
