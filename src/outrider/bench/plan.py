@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def runs(self) -> int:
-        """How many runs it takes, warm-ups included."""
+        """How many runs it takes, each one's warm-up included (on a GPU that may be several, which nobody can foretell)."""
         return len(self.workloads) * len(self.points) * (2 * len(self.arms) or 1) * (self.repeats + 1)
 
     def params(self, point: Point, depth: int | None = None) -> SamplingParams:

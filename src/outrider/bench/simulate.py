@@ -18,7 +18,7 @@ from ..types import NONE, Batch, Committed, Finish, Proposal, Request, StepEvent
 
 LONG = 10**6
 """Tokens that a simulated request may write: no end in sight."""
-EARLY = range(2, 6)
+EARLY = range(2, 10)
 """Uses of a shape at which parts of its rounds are compiled and captured."""
 
 
@@ -107,7 +107,7 @@ class Simulation:
         world, number, batch = self.world, len(self.rounds), self._batch
         before, self._unread = self._unread, None
         ahead = before is not None and (world.behind or self.controller.resting)
-        if ahead and not world.behind:
+        if ahead and (not world.behind or self.controller.resting):
             budget = self.controller.rest(batch)
         else:
             budget = self.controller.budget(replace(batch, blind=ahead))

@@ -35,21 +35,21 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A round's budget, as it was asked for: `depths` by request; `probes`: indices of requests that are only tried; `steady`:
+    """A round's budget, as it was asked for: `depths` by request, the `deepest` of them, how many requests were `drafted` for;
+    `probes`: indices of requests that are only tried; `steady`:
     all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
     launched before the round before it was read; `early`: before that was told, at least;
-    `foreseen`: its guesses were known beforehand (`foresight.py`); `deepest`: the largest depth, `drafted`: how many requests were
-    drafted for."""
+    `foreseen`: its guesses were known beforehand (`foresight.py`)."""
 
     ids: tuple[int, ...]
     depths: tuple[int, ...]
+    deepest: int
+    drafted: int
     probes: frozenset[int] = frozenset()
     steady: bool = True
     ahead: bool = False
     early: bool = False
     foreseen: bool = False
-    deepest: int = 0
-    drafted: int = 0
 
     def like(self, other: Asked | None) -> bool:
         """Whether another round was asked for the same, as far as time is concerned."""
@@ -104,7 +104,7 @@ class Book:
             steady = steady and state.drafted == self.round - 1
             state.drafted = self.round
         ids, early, deepest = tuple(r.id for r in batch.requests), len(self.open) > 0, max(depths, default=0)
-        self.open.append(Asked(ids, tuple(depths), probes, steady, ahead, early, foreseen, deepest, len(drafted)))
+        self.open.append(Asked(ids, tuple(depths), deepest, len(drafted), probes, steady, ahead, early, foreseen))
         self.round += 1
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}
@@ -118,9 +118,12 @@ class Book:
                 break
         else:
             return None
-        if asked.deepest:
-            if not asked.foreseen:  # whoever knows the guesses asks for good ones only
+        if not asked.foreseen:  # whoever knows the guesses asks for good ones only
+            if asked.deepest:
                 self._learn(event, asked)
+            else:
+                self._age()
+        if asked.deepest:
             self._measure(event.committed)
         self._forget(event.committed)
         return asked
@@ -137,6 +140,11 @@ class Book:
         whole = [(s, c, d, len(c.offered_at)) for s, c, d in drafted if c.finish is Finish.RUNNING]
         self.offer.learn((s.offer, n, d) for s, _, d, n in whole)
         self.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
+
+    def _age(self) -> None:
+        """Nobody was offered anything, which makes what is known older."""
+        for rates in (self.accept, self.offer, self.reach):
+            rates.learn(())
 
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""

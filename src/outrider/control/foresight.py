@@ -44,8 +44,9 @@ SLOW = 0.05
 @dataclass(slots=True)
 class Stretch:
     """Rounds with guesses in a row, with the plain ones before and after, in whose time some of their work may have been done:
-    together they took what they took."""
+    together they took what they took. `size`: the size class of the batch, which is the same in all of them."""
 
+    size: int = 0
     seconds: float = 0.0
     parts: float = 0.0
     plain: int = 0
@@ -235,10 +236,12 @@ class Foresight(Goodput):
         """Plain rounds among plain ones tell what those take; the others, all together, what guessing does."""
         after = self._book.open[0] if self._book.open else None
         self._pace.heard(len(event.committed), wall, event.waited)
+        if self._stretch.size != bucket(len(event.committed)):
+            self._stretch = Stretch(bucket(len(event.committed)))
         guesses, next_ = asked.foreseen and asked.deepest > 0, after is not None and after.foreseen and after.deepest > 0
         if not guesses and not next_ and not self._stretch.guessed:
             super()._learn(asked, event, wall)
-            self._stretch = Stretch()
+            self._stretch = Stretch(self._stretch.size)
             return
         self.costs.add_verify(len(event.committed), event.rows, event.verify_seconds)
         if guesses:
@@ -249,7 +252,7 @@ class Foresight(Goodput):
 
     def _close(self, batch: int) -> None:
         """What guessing took in such a stretch."""
-        stretch, self._stretch, costs = self._stretch, Stretch(), self.costs
+        stretch, self._stretch, costs = self._stretch, Stretch(self._stretch.size), self.costs
         if bucket(batch) not in self._plain_sizes:
             return
         other = costs.other(batch)

@@ -97,7 +97,7 @@ class Goodput:
         probes = frozenset[int]()
         if free:
             self._plan(batch, limits)
-            rests = self._rests(len(batch))
+            rests = not any(depths) and self._rests(len(batch))
             wishes = [0 if rests else min(limits[b][1], self._book.state(batch.requests[b]).depth or 0) for b in free]
             most = self._stalls.within(len(batch), max(wishes))
             for b, wish in zip(free, wishes, strict=True):
@@ -116,8 +116,7 @@ class Goodput:
         """Note it down."""
         if any(depths):
             self._stalls.use(len(batch), max(depths))
-        else:
-            self._judge.tick(len(batch))
+        self._judge.tick(len(batch))
         self._book.ask(batch, depths, probes, batch.blind, foreseen)
         return self._shape.budget(batch, depths)
 
@@ -176,7 +175,7 @@ class Goodput:
             return False
         usual = self._usual(batch, event.rows, asked.drafted, asked.deepest) if known else event.verify_seconds + LEAST / SPIKE
         self._spikes = self._spikes + 1 if wall > SPIKE * usual else 0
-        if not 0 < self._spikes <= FEW:  # again and again: the machine is that slow now
+        if not 0 < self._spikes <= (FEW if known else 2 * FEW):  # again and again: the machine is that slow now
             return False
         if not known:
             self._referenced.discard(bucket(batch))  # something was compiled: once more
@@ -243,9 +242,11 @@ class Goodput:
         if settled:  # and so everybody was in the last plan
             return
         states = [self._book.state(batch.requests[b]) for b in who]
-        again = self._off and bucket(len(batch)) == bucket(self._size)  # a plan for newcomers would be the last one once more
-        begun, new = self._clock(), any(s.depth is None for s in states) and not again
-        if begun < (self._next_welcome if new else self._next_plan):
+        new = any(s.depth is None for s in states)
+        hurry = new and not (self._off and bucket(len(batch)) == bucket(self._size))  # else guesses have little to promise
+        begun = self._clock()
+        if begun < (self._next_welcome if hurry else self._next_plan):
+            self._stale = self._stale or new
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth
             return

@@ -28,7 +28,8 @@ def _last(rounds: int) -> deque[tuple[float, float]]:
 
 @dataclass(slots=True)
 class Case:
-    """One size class of the batch. `rest`: rounds that guessing still has to rest; `next`: how many it will the next time."""
+    """One size class of the batch. `rest`: rounds that guessing still has to rest; `next`: how many it will the next time;
+    `short` and `long`: of the last rounds the seconds that plain ones would have taken for their tokens, and those they took."""
 
     rest: int = 0
     next: int = REST
@@ -37,12 +38,14 @@ class Case:
     long: deque[tuple[float, float]] = field(default_factory=lambda: _last(MANY))
 
     def add(self, tokens: float, seconds: float, plain: float) -> bool:
-        """As the judge's."""
-        self.short.append((tokens, seconds))
-        self.long.append((tokens, seconds))
+        """As the judge's. While guessing rests, those who were promised guesses have them, which says nothing new."""
+        if self.rest:
+            return False
+        self.short.append((tokens / plain, seconds))
+        self.long.append((tokens / plain, seconds))
         self.heard += 1
         if len(self.long) == 2 * MANY and self.heard % FEW == 0:
-            whole = _speed(self.long) / plain
+            whole = _speed(self.long)
             if whole < LOSING:
                 self.rest, self.next = self.next, min(LONGEST, 2 * self.next)
                 self.short.clear()
@@ -50,7 +53,7 @@ class Case:
                 return True
             if whole > PAYING:
                 self.next = REST
-        return len(self.short) >= FEW and _speed(self.short) < LOSING * plain
+        return len(self.short) >= FEW and _speed(self.short) < LOSING
 
 
 @dataclass(slots=True)
@@ -78,11 +81,11 @@ class Judge:
         return self.case(batch).rest > 0
 
     def tick(self, batch: int) -> None:
-        """A round without guesses."""
+        """A round of such a batch was launched."""
         case = self.case(batch)
         case.rest = max(0, case.rest - 1)
 
 
 def _speed(rounds: deque[tuple[float, float]]) -> float:
     most = ODD * median(seconds for _, seconds in rounds)
-    return sum(tokens for tokens, _ in rounds) / max(1e-12, sum(min(most, seconds) for _, seconds in rounds))
+    return sum(plain for plain, _ in rounds) / max(1e-12, sum(min(most, seconds) for _, seconds in rounds))

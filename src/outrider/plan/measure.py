@@ -33,7 +33,7 @@ WARM = 8
 """Tokens that are written before anything counts."""
 ENOUGH, PLENTY, PATIENCE = 6, 40, 6
 """Rounds of every depth that are to be measured, as many as are worth it where they are quick, and how many times as many texts
-as asked for are written for them at most."""
+as asked for are written for them at most (on a GPU at least for `QUICK` seconds, however many that are)."""
 WARMING, QUICK = 0.5, 3.0
 """Seconds of warming up, and for which it is gone on: on a GPU always, since its hosts have slow moments that last a second."""
 

@@ -1,0 +1,118 @@
+"""Requests beside others and after them: what some were promised, or are like, is not held against the rest."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from outrider.bench import simulate
+from outrider.bench.simulate import LONG, Asks, Clock, Simulation, World, laptop, overlapped
+from outrider.config import SamplingParams
+from outrider.control import Foresight, Goodput
+from outrider.control.book import Asked
+from outrider.control.costs import bucket
+from outrider.control.judge import Judge
+from outrider.types import NONE, Committed, Finish, StepEvent
+
+DEPTH = 5
+FREE, FORCED = SamplingParams(max_tokens=LONG), SamplingParams(max_tokens=LONG, depth=DEPTH)
+numbers = count(1000)
+
+
+def among(world: World, controller: Goodput, seed: int, params: tuple[SamplingParams, ...]) -> Simulation:
+    """New requests, with these parameters, for a controller that may know others."""
+    assert isinstance(controller._clock, Clock)
+    run = Simulation(world, controller, controller._clock, seed)
+    requests = tuple(replace(r, id=next(numbers), params=p) for r, p in zip(run._batch.requests, params, strict=True))
+    run._batch = replace(run._batch, requests=requests)
+    return run
+
+
+def home(chance: float, batch: int) -> World:
+    """A laptop, and a drafter that takes an eighth of a pass a level."""
+    return World(accept=lambda b, round_: chance, draft=lambda d, n: 0.12 * d * laptop(1, 1), verify=laptop, batch=batch)
+
+
+@pytest.mark.parametrize(("chance", "least"), [(0.85, 1.7), (0.6, 1.05)])
+def test_one_who_always_has_guesses_keeps_nobody_from_theirs(chance: float, least: float) -> None:
+    """With a depth that a user set no round is plain, so a plain round for comparison is never due."""
+    run = among(home(chance, 4), Goodput(Asks(DEPTH, DEPTH), Clock()), 2, (FORCED, FREE, FREE, FREE))
+    run.run(200)
+    assert simulate.against_plain(run.run(400), 4) >= least
+
+
+def test_guesses_that_a_user_insists_on_are_no_verdict_on_those_of_others() -> None:
+    controller = Goodput(Asks(DEPTH, DEPTH), Clock())
+    among(home(0.85, 1), controller, 1, (FREE,)).run(300)
+    among(home(0.05, 1), controller, 2, (FORCED,)).run(600)
+    again = among(home(0.85, 1), controller, 3, (FREE,))
+    again.run(100)
+    assert simulate.against_plain(again.run(200)) >= 2.0
+
+
+def test_newcomers_are_not_held_to_what_became_of_those_before() -> None:
+    """Four good texts after four bad ones, on a card: guesses for most of them within some dozen rounds."""
+    first, speeds = list[int](), list[float]()
+
+    def world(chance: float) -> World:
+        return World(
+            accept=lambda b, round_: chance,
+            draft=lambda d, n: 6e-5,
+            verify=overlapped,
+            batch=4,
+            other=8e-5,
+            lost=3.5e-4,
+            unsaid=lambda d, n: 8e-5 + 1.2e-4 * d,
+        )
+
+    for seed in range(6):
+        controller = Goodput(Asks(DEPTH, DEPTH), Clock())
+        controller.overlaps = True
+        among(world(0.8), controller, seed, (FREE,) * 4).run(300)
+        among(world(0.05), controller, seed + 100, (FREE,) * 4).run(60)
+        late = among(world(0.8), controller, seed + 200, (FREE,) * 4)
+        rounds = late.run(150)
+        first.append(next((i for i in range(140) if all(r.depth > 0 for r in rounds[i : i + 4])), 999))
+        speeds.append(simulate.against_plain(rounds, 4))
+    assert sorted(first)[len(first) // 2] <= 40 and sum(speeds) / len(speeds) >= 1.5
+
+
+@pytest.mark.parametrize(("speed", "found"), [(1.04, False), (0.9, True)])
+def test_rounds_of_two_sizes_in_turn_are_each_judged_by_their_own(speed: float, found: bool) -> None:
+    """Twenty rounds of four requests, twenty of eight: foreseen guesses that gain a little are no loss, and losing is seen."""
+    controller, noise, seconds = Foresight(Asks(DEPTH, DEPTH), Clock()), random.Random(0), 1e-3
+    requests = [simulate._request(b, FREE) for b in range(8)]
+    for n in (4, 8):
+        for _ in range(30):
+            controller.costs.add_verify(n, n, seconds)
+            controller.costs.add_verify(n, 2 * n, seconds)
+        controller.costs.add_other(n, 0.0)
+        controller._plain_sizes.add(bucket(n))
+    for visit in range(40):
+        n = (4, 8)[visit % 2]
+        asked = Asked(tuple(r.id for r in requests[:n]), (1,) * n, 1, n, foreseen=True)
+        tokens = [1 + (b % 4 == 0) for b in range(n)]
+        items = tuple(
+            Committed(r, (0,) * t, (0,) * (t - 1) + (NONE,), 1, t - 1, (1,), (), "", Finish.RUNNING)
+            for r, t in zip(requests, tokens, strict=False)
+        )
+        for _ in range(20):
+            wall = seconds * 1.25 / speed * noise.uniform(0.95, 1.05)
+            controller._book.open.append(asked)  # the next one is like this
+            controller._learn(asked, StepEvent(items, 0.0, seconds, wall, 0, 2 * n), wall)
+            controller._book.open.clear()
+        if found and controller._judge.rests(n):
+            return
+        assert not controller._judge.rests(n)
+    assert not found
+
+
+def test_rounds_of_another_length_of_context_are_each_compared_with_their_own_plain_ones() -> None:
+    judge, plain = Judge(), {"long": 2e-3, "short": 1e-3}
+    for text in ("long", "short"):
+        for _ in range(40):
+            judge.add(1, 1.2, plain[text], 1 / plain[text])
+            assert not judge.rests(1)
