@@ -89,25 +89,44 @@ def test_a_preview_that_fails_switches_its_drafter_off(writes: bool) -> None:
 
 def test_texts_tell_what_became_of_guesses() -> None:
     ledger, request = Ledger(), tiny.request([1, 2, 3])
-    ledger.note([request], [Entry(1, frozenset({1}))])
+    ledger.note([request], [Entry(1, {1: (2.0, 2)})], False)
     assert not list(ledger.told([request], blind=True)), "its round is still in flight"
     request.tokens += [4, 5, 6]
     [(told, entry, right)] = ledger.told([request], blind=False)
     assert told is request and entry.member == 1 and right == 2
     assert not list(ledger.told([request], blind=False))
-    for _ in range(2):  # two in flight, one of them read
-        ledger.note([request], [Entry(0, frozenset({0}))])
+    for blind in (False, True):  # two in flight, one of them read
+        ledger.note([request], [Entry(0, {0: (1.0, 1)})], blind)
     request.tokens += [7]
     assert [right for _, _, right in ledger.told([request], blind=True)] == [0]
-    ledger.note([request], [Entry(0, frozenset({0}))])
+    ledger.note([request], [Entry(0, {0: (1.0, 1)})], False)
     request.tokens += [8, 9, 10]
     assert not list(ledger.told([request], blind=False)), "two rounds at once: nobody knows which brought what"
-    ledger.note([request], [Entry(NONE)])
+    ledger.note([request], [Entry(NONE)], False)
     request.tokens += [11]
     assert not list(ledger.told([request], blind=False)), "nobody was asked"
-    ledger.note([request], [Entry(0, frozenset({0}))])
+    ledger.note([request], [Entry(0, {0: (1.0, 1)})], False)
     ledger.forget(request)
     assert not list(ledger.told([request], blind=False))
+
+
+def test_rounds_in_which_nobody_was_asked_count_while_they_are_in_flight() -> None:
+    ledger, request, asked = Ledger(), tiny.request([1, 2, 3]), Entry(0, {0: (4.0, 4)})
+    for _ in range(5):
+        ledger.pause([request])
+        request.tokens += [4]
+    ledger.pause([request])
+    ledger.note([request], [asked], blind=True)
+    request.tokens += [5]
+    assert not list(ledger.told([request], blind=True)), "this token is of the round before"
+    ledger.pause([request])
+    request.tokens += [6, 7, 8]
+    assert [right for _, _, right in ledger.told([request], blind=True)] == [2]
+    assert not ledger._of, "nothing is left to be told"
+    request.tokens += [9]
+    ledger.note([request], [asked], blind=False)
+    request.tokens += [10]
+    assert [right for _, _, right in ledger.told([request], blind=False)] == [0]
 
 
 class Model(Told):

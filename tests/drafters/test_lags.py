@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from outrider.bench import tiny
 from outrider.drafters._lags import Lags
 from outrider.models.climbs import Asked
@@ -80,3 +82,32 @@ def test_a_ring_that_cannot_be_read_is_tried_again() -> None:
     for _ in range(MOST):
         lags.grow([one], [None], [1])
     assert len(climbs.asked) > 1
+
+
+@pytest.mark.parametrize("between", ["nothing", "unread", "other", "drop"])
+def test_plain_rounds_that_pass_are_noted_like_those_looked_at_one_by_one(between: str) -> None:
+    """The same rounds twice, once by `grow` alone."""
+    (short, fast, both), (long, slow, _) = made(), made()
+    for lags in (short, long):
+        lags.enter(both, [3, 3])
+    hurried = 0
+    for number in range(200):
+        long.grow(both, [None, None], [1, 1])
+        if short.passed(tuple(both)):
+            hurried += 1
+        else:
+            short.grow(both, [None, None], [1, 1])
+        if number % 7 == 3:
+            if between == "unread":
+                assert short.unread(both[0], None) == long.unread(both[0], None)
+            if between == "other":
+                assert not short.passed((both[0],))
+                for lags in (short, long):
+                    lags.grow(both[:1], [None], [2])
+            if between == "drop":
+                for lags in (short, long):
+                    lags.drop(both[1])
+                    assert not lags.has(both) and lags.has(both[:1])
+                    lags.enter(both[1:], [3])
+        assert fast.asked == slow.asked, number
+    assert hurried > 80 and [short.unread(r, None) for r in both] == [long.unread(r, None) for r in both]

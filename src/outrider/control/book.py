@@ -103,7 +103,7 @@ class Book:
         for state in drafted:
             steady = steady and state.drafted == self.round - 1
             state.drafted = self.round
-        ids, early, deepest = tuple(r.id for r in batch.requests), len(self.open) > 0, max(depths, default=0)
+        ids, early, deepest = tuple([r.id for r in batch.requests]), len(self.open) > 0, max(depths, default=0)
         self.open.append(Asked(ids, tuple(depths), deepest, len(drafted), probes, steady, ahead, early, foreseen))
         self.round += 1
         if self.round % _TIDY == 0:
@@ -111,7 +111,7 @@ class Book:
 
     def settle(self, event: StepEvent) -> Asked | None:
         """Learn from a round; what had been asked in it, or None if nobody knows."""
-        ids = tuple(item.request.id for item in event.committed)
+        ids = tuple([item.request.id for item in event.committed])
         while self.open:
             asked = self.open.popleft()
             if asked.ids == ids:
@@ -121,8 +121,9 @@ class Book:
         if not asked.foreseen:  # whoever knows the guesses asks for good ones only
             if asked.deepest:
                 self._learn(event, asked)
-            else:
-                self._age()
+            else:  # what is known grows older
+                for rates in (self.accept, self.offer, self.reach):
+                    rates.rest()
         if asked.deepest:
             self._measure(event.committed)
         self._forget(event.committed)
@@ -140,11 +141,6 @@ class Book:
         whole = [(s, c, d, len(c.offered_at)) for s, c, d in drafted if c.finish is Finish.RUNNING]
         self.offer.learn((s.offer, n, d) for s, _, d, n in whole)
         self.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
-
-    def _age(self) -> None:
-        """Nobody was offered anything, which makes what is known older."""
-        for rates in (self.accept, self.offer, self.reach):
-            rates.learn(())
 
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""

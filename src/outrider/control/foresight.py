@@ -86,7 +86,7 @@ class Foresight(Goodput):
         free = [b for b, (_, high) in enumerate(limits) if high]
         self._sees = self._able and self._there(len(batch)) and not any(low for low, _ in limits) and bool(free or self._sees)
         if not self._sees:
-            return super().budget(batch)
+            return self._within(batch, limits)
         rests = (bool(free) and self._rests(len(batch))) or self._judge.rests(len(batch))
         depths = [0] * len(batch) if rests else self._depths(batch, limits)
         if rests:

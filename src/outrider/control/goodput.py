@@ -31,6 +31,7 @@ from .rates import pull
 from .shelf import Known
 from .stalls import LEAST, SPIKE
 from .story import Story
+from .usual import Usual
 
 REPLAN, SETTLED = 3, 12
 """Rounds a plan is kept, if nobody comes or goes and no text turns: at first, and when it was confirmed again and again."""
@@ -53,8 +54,10 @@ FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
 AS_DEAR = 1.08
 """A trial goes as deep as its round takes no more than this many times what the least would: a hit that is long is to be seen."""
-LATELY, MOST = 12, 256
-"""Rounds for which it is remembered what a round of some shape should take, and shapes for which it is."""
+TRIED = 8
+"""Requests that are tried in one round at most: so many tell enough, and looking which of them to try takes time."""
+SPARSE = 4
+"""While nobody is given guesses in a large batch, one plain round in so many tells what they take."""
 TASTE = 2
 """Rounds in which it is found out what drafting takes: in the first one the drafter catches up with the text."""
 PATIENCE = 8
@@ -86,12 +89,15 @@ class Goodput:
         self._thought = QUICK
         self.overlaps, self._eager = False, False
         self._judge, self._lookout, self._watches, self._spikes = Judge(), Lookout(), False, 0
-        self._expected = dict[tuple[int, int, int, int], tuple[int, float]]()
+        self._usual = Usual(self.costs)
         self._before: Asked | None = None
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
-        limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
+        return self._within(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))])
+
+    def _within(self, batch: Batch, limits: list[tuple[int, int]]) -> Budget:
+        """The same, between least and most look-ahead of every request."""
         free = [b for b, (low, high) in enumerate(limits) if high > low]
         depths = [low for low, _ in limits]
         probes = frozenset[int]()
@@ -153,6 +159,8 @@ class Goodput:
         self._allowance.earn(wall)
         if self._stalls.wait(wall):
             self._stale, self._planned = True, -SETTLED
+        if self._off and asked.ahead and not asked.deepest and self._book.round % SPARSE and len(event.committed) > TRIED:
+            return
         if self._spiked(asked, event, wall):
             return
         if asked.deepest and not self.costs.tried:
@@ -173,7 +181,11 @@ class Goodput:
         known = bucket(batch) in self._plain_sizes
         if not known and asked.deepest:
             return False
-        usual = self._usual(batch, event.rows, asked.drafted, asked.deepest) if known else event.verify_seconds + LEAST / SPIKE
+        usual = (
+            self._usual.seconds(self._book.round, batch, event.rows, asked.drafted, asked.deepest)
+            if known
+            else event.verify_seconds + LEAST / SPIKE
+        )
         self._spikes = self._spikes + 1 if wall > SPIKE * usual else 0
         if not 0 < self._spikes <= (FEW if known else 2 * FEW):  # again and again: the machine is that slow now
             return False
@@ -184,17 +196,6 @@ class Goodput:
             if not self.costs.tried:  # better a rough price than none
                 self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual))
         return True
-
-    def _usual(self, batch: int, rows: int, drafted: int, deepest: int) -> float:
-        """Seconds that such a round should take, as they were known some rounds ago."""
-        shape = bucket(batch), rows, drafted, deepest
-        told, seconds = self._expected.get(shape, (-LATELY, 0.0))
-        if self._book.round - told >= LATELY:
-            seconds = self.costs.plain(batch, rows) + self.costs.other(batch) + self.costs.guessing(batch, drafted, deepest)
-            if len(self._expected) >= MOST:
-                self._expected.clear()
-            self._expected[shape] = self._book.round, seconds
-        return seconds
 
     def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Enter the parts of a round into the tables. Together they are all that passed since the round before: what was hidden
@@ -219,9 +220,10 @@ class Goodput:
         batch = len(event.committed)
         if bucket(batch) in self._plain_sizes:
             tokens = sum(len(item.tokens) for item in event.committed)
-            plain = batch / self._usual(batch, batch, 0, 0)
+            now = self._book.round
+            plain = batch / self._usual.seconds(now, batch, batch)
             if batch == 1:
-                self._lookout.saw(tokens > 1, min(wall, ODD * self._usual(1, event.rows, 0, 0)), tokens / plain)
+                self._lookout.saw(tokens > 1, min(wall, ODD * self._usual.seconds(now, 1, event.rows)), tokens / plain)
             if not self._watches and self._judge.add(batch, tokens, wall, plain):
                 self._planned, self._next_plan = -SETTLED, float("-inf")
                 self._judge.renew()
@@ -242,9 +244,8 @@ class Goodput:
         if settled:  # and so everybody was in the last plan
             return
         states = [self._book.state(batch.requests[b]) for b in who]
-        new = any(s.depth is None for s in states)
+        begun, new = self._clock(), any(s.depth is None for s in states)
         hurry = new and not (self._off and bucket(len(batch)) == bucket(self._size))  # else guesses have little to promise
-        begun = self._clock()
         if begun < (self._next_welcome if hurry else self._next_plan):
             self._stale = self._stale or new
             for state in states:
@@ -342,16 +343,16 @@ class Goodput:
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
         book, self._eager = self._book, False
-        off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0]
+        off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0 and self._allowance.any]
         waiting = [(book.state(batch.requests[b]), b) for b in off]
         due = [(s.drafted, b) for s, b in waiting if self._allowance.due(book.round - s.drafted, s.eager)]
-        if not due or not self._allowance.any:
+        if not due:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest = sum(d > 0 for d in depths), max(depths)
         before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
         chosen: set[int] = set()
-        for _, b in sorted(due):
+        for _, b in sorted(due)[:TRIED]:
             at_hand = partial(self._trial, size, rows, others, deepest)
             depth = self._stalls.least(size, limits[b][1])
             least = at_hand(depth)

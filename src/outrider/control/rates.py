@@ -41,9 +41,10 @@ class Track:
         self.hits = [float(hits), *(0.5 * h for h in self.hits[1:])]
         self.tests = [float(tests), *(0.5 * n for n in self.tests[1:])]
 
-    def fade(self) -> None:
-        """A round that told nothing."""
-        self.hits, self.tests = [FADE * h for h in self.hits], [FADE * n for n in self.tests]
+    def fade(self, rounds: int = 1) -> None:
+        """Rounds that told nothing."""
+        keep = FADE**rounds
+        self.hits, self.tests = [keep * h for h in self.hits], [keep * n for n in self.tests]
 
     @classmethod
     def empty(cls, positions: int) -> Track:
@@ -57,7 +58,23 @@ class Rates:
     def __init__(self, positions: int, prior: float) -> None:
         self.positions, self.prior = positions, prior
         self.lasting = 0.0, 0.0
-        self.common = Track.empty(positions)
+        self._common, self._rested = Track.empty(positions), 0
+
+    @property
+    def common(self) -> Track:
+        """Everybody's record, as old as it is now."""
+        if self._rested:
+            self._common.fade(self._rested)
+            self._rested = 0
+        return self._common
+
+    @common.setter
+    def common(self, record: Track) -> None:
+        self._common, self._rested = record, 0
+
+    def rest(self) -> None:
+        """A round that told nothing about anybody."""
+        self._rested += 1
 
     def track(self) -> Track:
         """A new request's record."""

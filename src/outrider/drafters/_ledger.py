@@ -26,20 +26,35 @@ class Account:
 
 
 class Ledger:
-    """All rounds of requests in the order in which they were launched; each brings a token more than guesses were right."""
+    """Rounds of requests in the order in which they were launched; each brings a token more than guesses were right. A request
+    has an account from the first round in which somebody was asked until all is told."""
 
     def __init__(self) -> None:
         self._of: dict[int, Account] = {}
+        self._idle: Sequence[Request] = ()  # whose last round nobody was asked in
 
-    def note(self, requests: Sequence[Request], entries: Sequence[Entry]) -> None:
-        """A round that was launched, and is not in these requests' tokens yet."""
+    def note(self, requests: Sequence[Request], entries: Sequence[Entry], blind: bool) -> None:
+        """A round that was launched, and is not in these requests' tokens yet; `blind`: nor is the one before."""
+        before = {r.id for r in self._idle} if blind else ()
         for request, entry in zip(requests, entries, strict=True):
-            self._of.setdefault(request.id, Account(len(request.tokens))).rounds.append(entry)
+            account = self._of.get(request.id)
+            if account is None:
+                flying = [Entry()] if request.id in before else []
+                account = self._of[request.id] = Account(len(request.tokens), flying)
+            account.rounds.append(entry)
+        self._idle = ()
+
+    def pause(self, requests: Sequence[Request]) -> None:
+        """A round in which nobody was asked."""
+        for request in requests if self._of else ():
+            if request.id in self._of:
+                self._of[request.id].rounds.append(Entry())
+        self._idle = requests
 
     def told(self, requests: Sequence[Request], blind: bool) -> Iterator[tuple[Request, Entry, int]]:
         """What is known by now: requests, their rounds, and how many guesses were right. `blind`: the last round of each is not
         in its tokens. Of several rounds at once nobody knows which brought what."""
-        for request in requests:
+        for request in requests if self._of else ():
             account = self._of.get(request.id)
             if account is None:
                 continue
@@ -48,6 +63,8 @@ class Ledger:
                 continue
             done, account.rounds = account.rounds[:known], account.rounds[known:]
             brought, account.length = len(request.tokens) - account.length, len(request.tokens)
+            if not account.rounds or (self._idle and not any(entry.asked for entry in account.rounds)):
+                del self._of[request.id]
             if known == 1 and brought > 0 and done[0].asked:
                 yield request, done[0], brought - 1
 

@@ -52,30 +52,33 @@ def grade(promise: float) -> int:
 @dataclass(slots=True)
 class Record(Tally):
     """What one member did for one request, lately: `grades` of its promises, how often it was `asked`, and what came true by
-    level (`track`). `promise` and `levels` are those of its guess at hand."""
+    level (`track`). `promise` and `levels` are those of its guess at hand; `pauses`: as many as there were when it was last
+    looked at."""
 
     asked: float = 0.0
     promise: float = 0.0
     levels: int = 0
+    pauses: int = 0
     grades: dict[int, Tally] = field(default_factory=dict)
     track: Track = field(default_factory=lambda: Track.empty(0))
 
     def count(self, promise: float, accepted: int) -> None:
         """Book a round in which the member was asked."""
-        self._decay()
+        self._decay(1)
         self.add(promise, accepted, 1.0)
         self.asked += 1
         self.grades.setdefault(grade(promise), Tally()).add(promise, accepted, 1.0)
 
-    def fade(self) -> None:
-        """A round without it: belief returns to the prior."""
-        self._decay()
-        self.track.fade()
+    def fade(self, rounds: int = 1) -> None:
+        """Rounds without it: belief returns to the prior."""
+        self._decay(rounds)
+        self.track.fade(rounds)
 
-    def _decay(self) -> None:
-        self.asked *= _DECAY
+    def _decay(self, rounds: int) -> None:
+        keep = _DECAY**rounds
+        self.asked *= keep
         for tally in (self, *self.grades.values()):
-            tally.add(0.0, 0, _DECAY)
+            tally.add(0.0, 0, keep)
 
 
 class Clock:
@@ -93,7 +96,7 @@ class Clock:
 
 
 class Member:
-    """A drafter with its number, its records, and what it takes."""
+    """A drafter with its number, its records, and what it takes. `pauses` counts rounds in which nobody was asked."""
 
     def __init__(self, drafter: Drafter, index: int) -> None:
         self.drafter, self.index = drafter, index
@@ -101,7 +104,7 @@ class Member:
         self.rates = Rates(max(1, drafter.depth), _HOPED)
         self.common: dict[int, Tally] = {}
         self.reason: str | None = None
-        self.strikes, self.starved = 0, False
+        self.strikes, self.starved, self.pauses = 0, False, 0
         self.looked: float | None = None
         self.lookup = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
         self.streaks, self.texts = Streaks(), dict[int, Text]()
@@ -110,9 +113,14 @@ class Member:
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
     def record(self, request: Request) -> Record:
-        if request.id not in self.records:
-            self.records[request.id] = Record(track=self.rates.track())
-        return self.records[request.id]
+        """What it did for a request; pauses since it was last looked at have worn it out."""
+        record = self.records.get(request.id)
+        if record is None:
+            record = self.records[request.id] = Record(pauses=self.pauses, track=self.rates.track())
+        if record.pauses != self.pauses:
+            record.fade(self.pauses - record.pauses)
+            record.pauses = self.pauses
+        return record
 
     def worth(self, request: Request) -> float:
         """Tokens its guess at hand is expected to bring: what it promises, as far as promises of that grade came true in this
@@ -128,14 +136,14 @@ class Member:
         if request.id not in self.records:
             return
         if accepted is None:
-            self.records[request.id].fade()
+            self.record(request).fade()
         else:
             self.count(request, accepted, said)
 
     def count(self, request: Request, accepted: int, said: tuple[float, int] | None = None) -> None:
         """Book a round in which it was asked for a request, and `said` how many tokens it promised in how many levels (None:
         those of the guess at hand)."""
-        record = self.records[request.id]
+        record = self.record(request)
         promise, levels = said or (record.promise, record.levels)
         record.count(promise, accepted)
         self.rates.learn([(record.track, min(accepted, levels), levels)])

@@ -126,7 +126,7 @@ class Eagle(Drafter):
         captured = self.nodes <= COLUMNS[-1] or not guessing
         if self._lags is None or self.climbs is None or self.climbs.replays.off:
             return False
-        return captured and all(r in self._lags for r in requests)
+        return captured and self._lags.has(requests)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
@@ -294,6 +294,8 @@ class Eagle(Drafter):
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once, so
         that samples of one prompt share the KV."""
+        if self._passed(batch, proposal, scores):
+            return
         rest = self._outside(batch, scores)
         if rest and batch.blind:  # where these stand is not known, and never will be
             for b in rest:
@@ -302,6 +304,13 @@ class Eagle(Drafter):
             found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
             self._catch_up([self._note(batch.requests[b], found[b]) for b in rest])
         self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal, verdict.tokens.shape[1] - 1)
+
+    def _passed(self, batch: Batch, proposal: Proposal, scores: Scores) -> bool:
+        """Whether it was a plain round like the last, of which the ring has all that there is to note."""
+        lags, climbs = self._lags, self.climbs
+        if lags is None or climbs is None or climbs.replays.off or scores.answer is None:
+            return False
+        return batch.blind and not any(proposal.widths) and lags.passed(batch.requests)
 
     def _note(self, request: Request, states: Tensor) -> tuple[Request, int, int]:
         """States of a request from `request.computed` on, as many as the round turns out to commit; what is to be read."""
@@ -330,7 +339,8 @@ class Eagle(Drafter):
         """The ring holds more of these requests: as many states as a path is long, or as another drafter's guess may be, which
         has no more than so many columns."""
         if self._lags is not None and followed:
-            requests = [batch.requests[b] for b in followed]
+            whole = len(followed) == len(batch)
+            requests = batch.requests if whole else tuple(batch.requests[b] for b in followed)
             deepest = [max(self.depth, r.params.depth or 0) for r in requests]
             more = [
                 min(proposal.widths[b], d) if self._alone else min(BESIDE, columns)

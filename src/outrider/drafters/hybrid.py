@@ -315,7 +315,7 @@ class Hybrid(Panel):
         if self._solo != NONE:
             self._alone(batch, verdict, scores)
             return
-        self._ledger.note(batch.requests, [Entry()] * len(batch))
+        self._ledger.note(batch.requests, [Entry()] * len(batch), batch.blind)
         parts, maps = self._parts, self._maps
         self._parts, self._maps = {}, {}
         for member in self.members:
@@ -341,10 +341,9 @@ class Hybrid(Panel):
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
         self._parts, self._maps, nothing = {}, {}, self._nothing(len(batch))
         self._settle(batch)
-        self._ledger.note(batch.requests, [Entry()] * len(batch))
+        self._ledger.pause(batch.requests)
         for member in (m for m in self.members if m.reason is None):
-            for request in batch.requests:
-                member.book(request, None)
+            member.pauses += 1
             if type(member.drafter).observe is not Drafter.observe:
                 self._show(member, batch, nothing, verdict, scores)
 
@@ -352,7 +351,7 @@ class Hybrid(Panel):
         """A round in which one member's guesses were all there was. Its columns are the whole's, of the others nothing was
         accepted. Whoever reads states and cannot do without the host is shown its own."""
         solo, whole, none = self.members[self._solo], self._parts[self._solo], self._nothing(len(batch))
-        self._ledger.note(batch.requests, [self._entry(b, r) for b, r in enumerate(batch.requests)])
+        self._ledger.note(batch.requests, [self._entry(b, r) for b, r in enumerate(batch.requests)], batch.blind)
         longest = reach(batch, solo, whole)
         seen = verdict if longest is None else replace(verdict, tokens=verdict.tokens[:, : longest + 1])
         for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
