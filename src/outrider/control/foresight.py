@@ -232,6 +232,10 @@ class Foresight(Goodput):
     def _at(passes: Sequence[float], rows: int) -> float:
         return passes[min(rows, len(passes)) - 1]
 
+    def _passes(self, asked: Asked) -> bool:
+        """Where guesses are foreseen, no plain round: it ends a stretch."""
+        return not self._sees and super()._passes(asked)
+
     def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Plain rounds among plain ones tell what those take; the others, all together, what guessing does."""
         after = self._book.open[0] if self._book.open else None

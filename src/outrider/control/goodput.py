@@ -30,7 +30,7 @@ from .probes import GAP, Allowance
 from .rates import pull
 from .shelf import Known
 from .stalls import LEAST, SPIKE
-from .story import Story
+from .story import Story, why
 from .usual import Usual
 
 REPLAN, SETTLED = 3, 12
@@ -159,7 +159,7 @@ class Goodput:
         self._allowance.earn(wall)
         if self._stalls.wait(wall):
             self._stale, self._planned = True, -SETTLED
-        if self._off and asked.ahead and not asked.deepest and self._book.round % SPARSE and len(event.committed) > TRIED:
+        if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
         if self._spiked(asked, event, wall):
             return
@@ -174,6 +174,10 @@ class Goodput:
             self._hear(event, wall)
         if asked.probes:
             self._charge(asked, event, wall)
+
+    def _passes(self, asked: Asked) -> bool:
+        """Whether it was a plain round among plain ones, which tells little."""
+        return self._off and asked.ahead and not asked.deepest
 
     def _spiked(self, asked: Asked, event: StepEvent, wall: float) -> bool:
         """Whether the round took so much longer than expected that it tells nothing about the next."""
@@ -280,7 +284,7 @@ class Goodput:
         self._next_plan = ended + self._thought / (WONDERING if self._off else THINKING)
         self._next_welcome, self._usual_depth = ended + self._thought / WELCOME, median_low(plan.depths) if plan.depths else None
         mean = sum(plan.depths) / len(plan.depths)
-        self._story.change(mean, lambda: self._why(planner, plan))
+        self._story.change(mean, lambda: why(planner, plan, self._gain))
 
     def _best(self, planner: Planner) -> Plan:
         """The best plan, without depths that would cost a stall now, and with none while guessing has to rest. What drafting
@@ -331,14 +335,6 @@ class Goodput:
             np.array([reach.of(s.reach, reached, offering) for s in states]),
             self._paced,
         )
-
-    def _why(self, planner: Planner, plan: Plan) -> str:
-        load = planner.load
-        first = float(load.accept[:, 0].mean())
-        if any(plan.depths):
-            return f"first guess accepted {first:.0%}, {self._gain:.2f} times plain speed expected"
-        one = planner.value(np.minimum(load.high, 1)).speed / plan.speed
-        return f"first guess accepted {first:.0%}; with one guess each {one:.2f} times plain speed expected"
 
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
