@@ -61,11 +61,12 @@ class Asked:
 @dataclass(slots=True)
 class Book:
     """Records by request, on top of what is known already. Budgets and events are matched by who took part, in order, so that
-    rounds may be in flight. `turned`: a text has turned since somebody last looked."""
+    rounds may be in flight. `turned`: a text has turned since somebody last looked; `going`: the last round has guesses."""
 
     known: Known
     round: int = 0
     turned: bool = False
+    going: bool = False
     levels: float = 0.0
     nodes: float = 0.0
     states: dict[int, State] = field(default_factory=dict)
@@ -105,7 +106,7 @@ class Book:
             state.drafted = self.round
         ids, early, deepest = tuple([r.id for r in batch.requests]), len(self.open) > 0, max(depths, default=0)
         self.open.append(Asked(ids, tuple(depths), deepest, len(drafted), probes, steady, ahead, early, foreseen))
-        self.round += 1
+        self.round, self.going = self.round + 1, deepest > 0
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}
 

@@ -11,7 +11,6 @@ Which rounds have guesses depends on the text before them alone, as the classica
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +19,8 @@ import numpy as np
 from ..protocols import Drafter
 from ..types import Batch, Budget, Finish, Request, StepEvent
 from .book import Asked
-from .costs import WINDOW, bucket, robust
+from .costs import bucket
+from .fees import Fee
 from .goodput import Goodput
 from .limits import bounds
 from .plan import limits as depths_worth
@@ -34,7 +34,7 @@ MANY = 64
 FRESH = 16
 """Decisions after which the prices of rounds are read anew."""
 UNSEEN = 0.5
-"""Passes that guesses are believed to cost where rounds are launched ahead, before it was seen."""
+"""Passes that a guess is believed to cost where rounds are launched ahead, before it was seen."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
@@ -44,7 +44,8 @@ SLOW = 0.05
 @dataclass(slots=True)
 class Stretch:
     """Rounds with guesses in a row, with the plain ones before and after, in whose time some of their work may have been done:
-    together they took what they took. `size`: the size class of the batch, which is the same in all of them."""
+    together they took what they took. `size`: the size class of the batch, which is the same in all of them; `whole`: the first
+    was a plain one."""
 
     size: int = 0
     seconds: float = 0.0
@@ -52,12 +53,14 @@ class Stretch:
     plain: int = 0
     guessed: int = 0
     tokens: int = 0
+    whole: bool = False
 
     def add(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """One more round."""
         self.seconds += wall
         if not asked.deepest:
             self.plain += 1
+            self.whole = self.whole or not self.guessed
             return
         self.guessed += 1
         self.parts += event.verify_seconds + event.draft_seconds
@@ -75,9 +78,9 @@ class Foresight(Goodput):
         self._pace, self._stretch = self.known.pace, Stretch()
         self._timely: tuple[int, bool] = 0, True
         self._batch: Batch | None = None
-        self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float]]](), 0
+        self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float], Fee]](), 0
         self._mean = 0.0
-        self._decided: tuple[tuple[tuple[int, int, int], ...], list[int]] = (), []
+        self._decided: tuple[object, list[int]] = (), []
 
     def budget(self, batch: Batch) -> Budget:
         """Guesses where they are there and pay."""
@@ -166,7 +169,8 @@ class Foresight(Goodput):
 
     def _depths(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
         """For each request as many guesses as pay. What was decided on the same texts stands."""
-        key = tuple((r.id, len(r.tokens), high) for r, (_, high) in zip(batch.requests, limits, strict=True))
+        texts = tuple((r.id, len(r.tokens), high) for r, (_, high) in zip(batch.requests, limits, strict=True))
+        key = texts, self._book.going
         if key != self._decided[0]:
             self._decided = key, self._decide(batch, limits)
         return list(self._decided[1])
@@ -187,7 +191,8 @@ class Foresight(Goodput):
         """The depth that brings most tokens per second, if everybody goes as far as that; 0 where none does."""
         size, ready, rows = len(batch), sum(batch.ready), sum(batch.pending)
         drafted = sum(len(o) > 1 for o in outlooks)
-        passes, guessing = self._priced(size, drafted)
+        passes, drafting, fee = self._priced(size, drafted)
+        beside = fee.each if self._book.going else fee.entering
         plain = ready / self._at(passes, rows)
         best, wish, speeds = 0, 0, {0: MARGIN * plain}
         stalls = bool(self._stalls.prices)
@@ -197,7 +202,7 @@ class Foresight(Goodput):
             else:
                 tokens = ready + sum(o[min(k, len(o) - 1)] for o in outlooks)
                 after = rows + sum(min(k, len(o) - 1) for o in outlooks)
-            speeds[k] = tokens / (self._at(passes, after) + guessing[k])
+            speeds[k] = tokens / (self._at(passes, after) + drafting[k] + beside)
             if speeds[k] > speeds[wish]:
                 wish = k
             if speeds[k] > speeds[best] and (not stalls or self._stalls.open(size, k)):
@@ -209,24 +214,16 @@ class Foresight(Goodput):
         self._gain = max(1.0, speeds[best] / plain) if best else 1.0
         return best
 
-    def _priced(self, size: int, drafted: int) -> tuple[list[float], list[float]]:
-        """Seconds of passes and the rest by rows, and of guessing by depth, read from the tables now and then."""
+    def _priced(self, size: int, drafted: int) -> tuple[list[float], list[float], Fee]:
+        """Seconds of passes and the rest by rows, of drafting by depth, and beside both, read from the tables now and then."""
         key = size, bucket(drafted)
         if key not in self._prices:
             depth, costs = self._shape.depth, self.costs
             passes = costs.verify(size, np.arange(1.0, size * (depth + 1) + 1)) + costs.other(size)
-            levels = np.arange(depth + 1.0)
-            guessing = costs.drafts(drafted, levels) + self._waits(size)
-            self._prices[key] = passes.tolist(), guessing.tolist()
+            drafting = costs.drafts(drafted, np.arange(depth + 1.0))
+            unseen = UNSEEN * costs.plain(size, size) if costs.ahead else 0.0
+            self._prices[key] = passes.tolist(), drafting.tolist(), self.known.fees.of(size) or Fee(unseen / 2, unseen / 2)
         return self._prices[key]
-
-    def _waits(self, size: int) -> float:
-        """Seconds that a round with guesses takes beyond drafting and its pass, however many there are: where rounds are launched
-        ahead, what could have been done meanwhile. Before any was seen, half a pass."""
-        seen = self.known.waits
-        if not seen:
-            return UNSEEN * self.costs.plain(size, size) if self.costs.ahead else 0.0
-        return max(0.0, robust(seen[min(seen, key=lambda k: abs(k - bucket(size)))]))
 
     @staticmethod
     def _at(passes: Sequence[float], rows: int) -> float:
@@ -262,7 +259,8 @@ class Foresight(Goodput):
         other = costs.other(batch)
         plain = costs.plain(batch, batch) + other
         seconds, count = max(0.0, stretch.seconds - stretch.plain * plain), stretch.guessed
-        self.known.waits.setdefault(bucket(batch), deque(maxlen=WINDOW)).append((seconds - stretch.parts) / count - other)
+        if stretch.whole:
+            self.known.fees.add(batch, count, seconds - stretch.parts - count * other)
         for _ in range(count):
             if self._judge.add(batch, stretch.tokens / count, seconds / count, batch / plain):
                 self._judge.renew()

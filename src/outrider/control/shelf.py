@@ -6,11 +6,11 @@ it, and where it is wrong it fades like all that is learned.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 from ..protocols import Drafter
 from .costs import Costs
+from .fees import Fees
 from .pace import Pace
 from .rates import Rates
 from .stalls import Stalls
@@ -23,15 +23,15 @@ those before it came true."""
 
 @dataclass(slots=True)
 class Known:
-    """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses waited for by size class of the
-    batch, and what was seen of plain rounds: sizes of batches `plain`, and those that were tried on purpose (`referenced`)."""
+    """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts, and
+    what was seen of plain rounds: sizes of batches `plain`, and those that were tried on purpose (`referenced`)."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
     stalls: Stalls = field(default_factory=Stalls)
     streaks: Streaks = field(default_factory=Streaks)
     pace: Pace = field(default_factory=Pace)
-    waits: dict[int, deque[float]] = field(default_factory=dict)
+    fees: Fees = field(default_factory=Fees)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
     accept: Rates = field(init=False)
