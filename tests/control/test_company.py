@@ -116,3 +116,39 @@ def test_rounds_of_another_length_of_context_are_each_compared_with_their_own_pl
         for _ in range(40):
             judge.add(1, 1.2, plain[text], 1 / plain[text])
             assert not judge.rests(1)
+
+
+def read_prompts(run: Simulation) -> None:
+    """New prompts come in: no round can be launched ahead meanwhile, and the device is still at it when the next one is."""
+    if run._unread is not None:
+        run.controller.observe(run._unread)
+        run._unread = None
+    nothing = tuple(Committed(r, (), (), 0, 0, (), (), "", Finish.RUNNING) for r in run._batch.requests)
+    run.controller.budget(replace(run._batch, pending=(9,) * len(nothing), ready=(False,) * len(nothing)))
+    run.clock.now += 2e-3
+    run.controller.observe(StepEvent(nothing, 0.0, 2e-3, 2e-3, 9 * len(nothing), 9 * len(nothing)))
+    world = run.world
+    run.world = replace(world, lost=world.lost + 4e-3)
+    run._step()
+    run.world = world
+
+
+def test_short_texts_leave_time_for_trials() -> None:
+    """What a round takes that waits for prompts to be read is no price of a trial, and none of guessing."""
+    controller = Goodput(Asks(DEPTH, DEPTH), Clock())
+    controller.overlaps, good = True, []
+    world = World(
+        accept=lambda b, round_: 0.02,
+        draft=lambda d, n: 6e-5,
+        verify=overlapped,
+        batch=4,
+        other=8e-5,
+        lost=3.5e-4,
+        unsaid=lambda d, n: 8e-5 + 1.2e-4 * d,
+    )
+    among(world, controller, 1, (FREE,) * 4).run(600)
+    for text in range(40):
+        run = among(replace(world, accept=lambda b, round_: 0.85), controller, text, (FREE,) * 4)
+        read_prompts(run)
+        good += run.run(90)
+    assert simulate.against_plain(good[len(good) // 2 :], 4) >= 1.8

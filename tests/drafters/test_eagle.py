@@ -462,5 +462,7 @@ def test_what_is_read_together_is_alike():
         rows = [len(c[1]) for c in some]
         assert len(some) == 1 or (max(rows) * len(some) <= 20 and 2 * min(rows) >= max(rows))
     assert max(map(len, found)) > 1
+    few = [chunk for chunk in chunks if len(chunk[1]) <= 10]
+    assert [len(some) for some in alike(few, 60, little=60)] == [6], "padding costs nothing where there is little to read"
     far = [(r, torch.zeros(10, 1), end) for r, end in zip(made, (10, 10**6), strict=False)]
     assert len(list(alike(far, 20))) == 2, "nobody is padded to a context of another length"

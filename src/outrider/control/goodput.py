@@ -91,6 +91,7 @@ class Goodput:
         self._judge, self._lookout, self._watches, self._spikes = Judge(), Lookout(), False, 0
         self._usual = Usual(self.costs)
         self._before: Asked | None = None
+        self._prompted = False
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
@@ -154,6 +155,7 @@ class Goodput:
         asked, before = self._book.settle(event), self._before
         now = self._clock()
         wall, self._last, self._before = min(event.seconds, now - self._last), now, asked
+        waits, self._prompted = self._prompted and self.overlaps, event.prefill > 0  # for the device, which still reads prompts
         if asked is None or event.prefill:
             return
         self._allowance.earn(wall)
@@ -161,7 +163,9 @@ class Goodput:
             self._stale, self._planned = True, -SETTLED
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
-        if self._spiked(asked, event, wall):
+        if waits and asked.probes:
+            self._allowance.trust()
+        if waits or self._spiked(asked, event, wall):
             return
         if asked.deepest and not self.costs.tried:
             self._allowance.owe(min(event.draft_seconds, event.verify_seconds))

@@ -29,7 +29,7 @@ from .rows import Rows, tiles_of
 
 if TYPE_CHECKING:
     from ..kernels.ring import Ring
-    from ..kernels.rounds import Lanes
+    from ..kernels.rounds import Lanes, RoundRows
     from .hf import Decoder
 
 T = TypeVar("T")
@@ -102,6 +102,7 @@ class Round:
         self.work = Work.make(shape.rows, machine.usable, device, filters=shape.filters)
         self.features: dict[str, Tensor] = {}
         self.stands = PassRows(*(self.choice for _ in range(4)))
+        self.row, self.root = torch.arange(shape.rows, device=device), torch.zeros(shape.rows, dtype=torch.int64, device=device)
         self._last: tuple[object, ...] | None = None
         self._slots: Tensor | None = None
         self._admits: dict[tuple[Any, ...], torch.cuda.CUDAGraph | int] = {}
@@ -131,7 +132,7 @@ class Round:
         self.features = dict.fromkeys(shape.features, self.choice)
         logits = machine.decoder.scored(packed, machine.cache, features=self.features)
         if shape.features:
-            self.stands = _stands(fields.first, rows.attend, rows.known)
+            self.stands = self._stands(rows)
         choose.choose(logits, choose.Asked(rows.lane, rows.attend + 1), machine.lanes, self.work, self.choice)
         rounds.decide(machine.lanes, fields, self.choice, self.result, shape.tree)
         for name in shape.features:
@@ -139,6 +140,16 @@ class Round:
                 post(self.features[name], fields.lane, fields.first, rows.known, self.result, machine.rings[name])
         if shape.tree:
             moves.move_path(machine.cache.groups(), where.table, rows.known, self.result, shape.columns)
+
+    def _stands(self, rows: RoundRows) -> PassRows:
+        """Which row belongs where, for those who read its states. In a plain round every row is a request's own."""
+        position = rows.attend.long()
+        if not self.shape.columns:
+            return PassRows(self.row, position, position, self.root)
+        first, last = self.fields.first, rows.known.shape[0] - 1
+        request = torch.bucketize(self.row.int(), first[1:], right=True).clamp(max=last)
+        slot = self.row - first[request]
+        return PassRows(request, position, (rows.known[request] + slot - 1).long(), slot)
 
     def play(self, play: Play) -> None:
         """Run it. Nothing waits for the device."""
@@ -245,14 +256,6 @@ class Round:
             return
         found = tiles_of(pairwise(ends), size)
         tiles[: len(found)] = found
-
-
-def _stands(first: Tensor, attend: Tensor, known: Tensor) -> PassRows:
-    """Which row belongs where, for those who read its states."""
-    row = torch.arange(attend.shape[0], dtype=torch.int32, device=attend.device)
-    request = torch.bucketize(row, first[1:], right=True).clamp(max=known.shape[0] - 1)
-    slot = row - first[request]
-    return PassRows(request, attend.long(), (known[request] + slot - 1).long(), slot.long())
 
 
 class Machine:
