@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outrider.control.fees import Fee, Fees
+from outrider.control.foresight import FORGET, KEEP
+from outrider.control.tally import Tally
 
 
 def test_a_row_pays_once_and_each_of_its_rounds() -> None:
@@ -32,3 +34,14 @@ def test_where_all_rows_are_equally_long_both_parts_are_believed_to_be_alike() -
     for _ in range(3):
         fees.add(16, 1, 1.2)
     assert fees.of(16) == Fee(0.6, 0.6, 1.0)
+
+
+def test_promises_that_are_not_kept_count_less_and_are_believed_again_in_time() -> None:
+    tally = Tally()
+    assert tally.share(1.0) == 1.0
+    for _ in range(100):
+        tally.add(8.0, 4, KEEP)
+    assert tally.share(1.0) == pytest.approx(0.5, abs=0.01)
+    for _ in range(600):
+        tally.add(0.0, 0, FORGET)
+    assert tally.share(1.0) > 0.8

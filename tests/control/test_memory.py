@@ -174,3 +174,13 @@ def test_a_slow_planner_keeps_no_newcomer_waiting(chance: float, monkeypatch: py
         run.run(60)
     off = [r.depth == 0 for r in run.rounds[180:]]
     assert sum(off) < 0.05 * len(off) if chance > 0.5 else sum(off) > 0.8 * len(off)
+
+
+def test_another_controller_is_handed_a_verdict_but_no_long_one() -> None:
+    judge = Judge()
+    while judge.case(4).next < 4096:
+        judge.add(4, 3.0, 1.0, 4.0)
+        judge.tick(4)
+    judge.case(4).rest = 3000
+    judge.inherit()
+    assert judge.case(4).rest == REST and judge.case(4).next == 4 * REST

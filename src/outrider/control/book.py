@@ -39,7 +39,7 @@ class Asked:
     `probes`: indices of requests that are only tried; `steady`:
     all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
     launched before the round before it was read; `early`: before that was told, at least;
-    `foreseen`: its guesses were known beforehand (`foresight.py`)."""
+    `foreseen`: its guesses were known beforehand (`foresight.py`), and so many tokens `promised` by them."""
 
     ids: tuple[int, ...]
     depths: tuple[int, ...]
@@ -50,6 +50,7 @@ class Asked:
     ahead: bool = False
     early: bool = False
     foreseen: bool = False
+    promised: float = 0.0
 
     def like(self, other: Asked | None) -> bool:
         """Whether another round was asked for the same, as far as time is concerned."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from .limits import bounds
 from .plan import limits as depths_worth
 from .shelf import Known
 from .streaks import Preview, Text
+from .tally import Tally
 
 MARGIN = 1.02
 """Guesses must promise so much more than a plain round."""
@@ -33,6 +34,8 @@ MANY = 64
 """New tokens from which on a look is one of catching up."""
 FRESH = 16
 """Decisions after which the prices of rounds are read anew."""
+KEEP, FORGET = 0.98, 0.99
+"""How much of what was promised and kept is left after one more round with guesses, and after one without."""
 UNSEEN = 0.5
 """Passes that a guess is believed to cost where rounds are launched ahead, before it was seen."""
 LONG = 8
@@ -80,7 +83,7 @@ class Foresight(Goodput):
         self._batch: Batch | None = None
         self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float], Fee]](), 0
         self._mean = 0.0
-        self._decided: tuple[object, list[int]] = (), []
+        self._decided: tuple[object, list[int], float] = (), [], 0.0
 
     def budget(self, batch: Batch) -> Budget:
         """Guesses where they are there and pay."""
@@ -100,7 +103,9 @@ class Foresight(Goodput):
         else:
             self._plain_at = self._book.round
         self._tell(max(depths))
-        return self._asked(batch, depths, foreseen=True)
+        asked = self._asked(batch, depths, foreseen=True)
+        self._book.open[-1] = replace(self._book.open[-1], promised=self._decided[2] if any(depths) else 0.0)
+        return asked
 
     @property
     def resting(self) -> bool:
@@ -172,10 +177,11 @@ class Foresight(Goodput):
         texts = tuple((r.id, len(r.tokens), high) for r, (_, high) in zip(batch.requests, limits, strict=True))
         key = texts, self._book.going
         if key != self._decided[0]:
-            self._decided = key, self._decide(batch, limits)
+            self._decided = key, *self._decide(batch, limits)
         return list(self._decided[1])
 
-    def _decide(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> list[int]:
+    def _decide(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> tuple[list[int], float]:
+        """Depths, and the tokens that they promise."""
         common, outlooks = self.known.streaks.chances(), list[list[float]]()
         for request, (_, high) in zip(batch.requests, limits, strict=True):
             known = high and request.id in self._texts and self._able
@@ -183,9 +189,10 @@ class Foresight(Goodput):
         most = max(len(o) for o in outlooks) - 1
         if most < 1:
             self._stalls.content()
-            return [0] * len(batch)
+            return [0] * len(batch), 0.0
         limit = self._worth(batch, outlooks, most)
-        return [min(limit, len(o) - 1) for o in outlooks]
+        depths = [min(limit, len(o) - 1) for o in outlooks]
+        return depths, sum(o[d] for o, d in zip(outlooks, depths, strict=True))
 
     def _worth(self, batch: Batch, outlooks: Sequence[Sequence[float]], most: int) -> int:
         """The depth that brings most tokens per second, if everybody goes as far as that; 0 where none does."""
@@ -193,14 +200,14 @@ class Foresight(Goodput):
         drafted = sum(len(o) > 1 for o in outlooks)
         passes, drafting, fee = self._priced(size, drafted)
         beside = fee.each if self._book.going else fee.entering
-        plain = ready / self._at(passes, rows)
+        plain, kept = ready / self._at(passes, rows), self._kept(size).share(1.0)
         best, wish, speeds = 0, 0, {0: MARGIN * plain}
         stalls = bool(self._stalls.prices)
         for k in depths_worth(most):
             if size == 1:
-                tokens, after = ready + outlooks[0][k], rows + k
+                tokens, after = ready + kept * outlooks[0][k], rows + k
             else:
-                tokens = ready + sum(o[min(k, len(o) - 1)] for o in outlooks)
+                tokens = ready + kept * sum(o[min(k, len(o) - 1)] for o in outlooks)
                 after = rows + sum(min(k, len(o) - 1) for o in outlooks)
             speeds[k] = tokens / (self._at(passes, after) + drafting[k] + beside)
             if speeds[k] > speeds[wish]:
@@ -213,6 +220,10 @@ class Foresight(Goodput):
             self._stalls.content()
         self._gain = max(1.0, speeds[best] / plain) if best else 1.0
         return best
+
+    def _kept(self, size: int) -> Tally:
+        """What became of such promises: those that are believed are the best of many, and so a little too good."""
+        return self.known.kept.setdefault(bucket(size), Tally())
 
     def _priced(self, size: int, drafted: int) -> tuple[list[float], list[float], Fee]:
         """Seconds of passes and the rest by rows, of drafting by depth, and beside both, read from the tables now and then."""
@@ -240,6 +251,8 @@ class Foresight(Goodput):
         if self._stretch.size != bucket(len(event.committed)):
             self._stretch = Stretch(bucket(len(event.committed)))
         guesses, next_ = asked.foreseen and asked.deepest > 0, after is not None and after.foreseen and after.deepest > 0
+        if not guesses:
+            self._kept(len(event.committed)).add(0.0, 0, FORGET)
         if not guesses and not next_ and not self._stretch.guessed:
             super()._learn(asked, event, wall)
             self._stretch = Stretch(self._stretch.size)
@@ -247,6 +260,8 @@ class Foresight(Goodput):
         self.costs.add_verify(len(event.committed), event.rows, event.verify_seconds)
         if guesses:
             self.costs.add_draft(asked.drafted, asked.deepest, event.draft_seconds)
+            if any(item.drafted for item in event.committed):
+                self._kept(len(event.committed)).add(asked.promised, sum(i.accepted for i in event.committed), KEEP)
         self._stretch.add(asked, event, wall)
         if self._stretch.guessed and ((not next_ and not guesses) or self._stretch.guessed >= LONG):
             self._close(len(event.committed))

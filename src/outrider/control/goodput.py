@@ -21,7 +21,7 @@ from ..types import Batch, Budget, Proposal, StepEvent
 from .book import Asked, Book
 from .costs import bucket
 from .cut import shorten
-from .judge import ODD, Judge
+from .judge import ODD
 from .limits import Shape, bounds
 from .lookout import Lookout
 from .plan import Load, Plan, Planner
@@ -80,7 +80,6 @@ class Goodput:
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
-        self._unsteady = 0
         self._gain, self._plain_at, self._drafted_at, self._off, self._stale = 1.0, 0, 0, False, False
         self._load: Load | None = None
         self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
@@ -88,10 +87,11 @@ class Goodput:
         self._usual_depth: int | None = None
         self._thought = QUICK
         self.overlaps, self._eager = False, False
-        self._judge, self._lookout, self._watches, self._spikes = Judge(), Lookout(), False, 0
+        self._judge, self._lookout, self._watches, self._spikes, self._unsteady = self.known.judge, Lookout(), False, 0, 0
         self._usual = Usual(self.costs)
         self._before: Asked | None = None
         self._prompted = False
+        self._judge.inherit()
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""

@@ -20,6 +20,8 @@ ODD = 3.0
 """A round counts for at most so many times the middle one: the machine stalls now and then."""
 REST, LONGEST = 64, 8192
 """Rounds without guesses after a verdict: at first, and at most."""
+HANDED = 4 * REST
+"""The same at most by what another controller found, whose texts may have been of another kind."""
 
 
 def _last(rounds: int) -> deque[tuple[float, float]]:
@@ -70,6 +72,11 @@ class Judge:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
         slower than that, so that the plan is to be made anew."""
         return self.case(batch).add(tokens, seconds, plain)
+
+    def inherit(self) -> None:
+        """Another controller goes on with what is known."""
+        for case in self._cases.values():
+            case.rest, case.next = min(case.rest, REST), min(case.next, HANDED)
 
     def renew(self) -> None:
         """The plan is a new one."""

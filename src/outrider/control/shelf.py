@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from ..protocols import Drafter
 from .costs import Costs
 from .fees import Fees
+from .judge import Judge
 from .pace import Pace
 from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
+from .tally import Tally
 
 PRIORS = (0.6, 0.9, 0.9)
 """Chances that are believed before anything was seen: that a guess comes true, that one is offered, and that one is offered where
@@ -23,8 +25,9 @@ those before it came true."""
 
 @dataclass(slots=True)
 class Known:
-    """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts, and
-    what was seen of plain rounds: sizes of batches `plain`, and those that were tried on purpose (`referenced`)."""
+    """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
+    what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
+    `plain`, and those that were tried on purpose (`referenced`)."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -32,6 +35,8 @@ class Known:
     streaks: Streaks = field(default_factory=Streaks)
     pace: Pace = field(default_factory=Pace)
     fees: Fees = field(default_factory=Fees)
+    kept: dict[int, Tally] = field(default_factory=dict)
+    judge: Judge = field(default_factory=Judge)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
     accept: Rates = field(init=False)

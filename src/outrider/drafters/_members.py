@@ -11,14 +11,13 @@ import numpy as np
 from ..control.costs import Floats
 from ..control.rates import Rates, Track
 from ..control.streaks import Streaks, Text
+from ..control.tally import Tally
 from ..errors import BadInput
 from ..protocols import Drafter
 from ..types import Budget, Request
 
 _DECAY = 0.9
 """How much of what was counted is left after a round."""
-_PRIOR = 4.0
-"""Weight of what is believed of a member before anything was seen, in guesses."""
 _HOPED = 0.6
 """Chance of a guess that is believed before anything was seen."""
 _COMMON = 0.98
@@ -27,21 +26,6 @@ _FEW = 12.0
 """Guesses of a member below which its record may be bad luck."""
 _LOOKS = 0.01
 """Share of the time for guesses that do not seem to pay."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens promised, and tokens accepted of them."""
-
-    promised: float = 0.0
-    accepted: float = 0.0
-
-    def add(self, promise: float, accepted: int, keep: float) -> None:
-        self.promised, self.accepted = self.promised * keep + promise, self.accepted * keep + accepted
-
-    def share(self, prior: float) -> float:
-        """How much of a promise comes true."""
-        return (self.accepted + _PRIOR * prior) / (self.promised + _PRIOR)
 
 
 def grade(promise: float) -> int:

@@ -45,8 +45,9 @@ _FIRST = 2
 """Levels of the first guess of a member whose time is not known."""
 _STANDS = 4
 """Rounds launched ahead for which it stands how far a member guesses, and that there is nothing to look up."""
-_CROWD = 8
-"""Requests at most for whom it is looked what lookups see coming: it takes the host's time."""
+_CROWD = 2
+"""Requests at most for whom it is looked what lookups see coming; for more the model alone is asked, in rounds launched ahead,
+since looking takes the host longer than the device takes for a pass."""
 _DEEPER = 6
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
@@ -154,8 +155,10 @@ class Hybrid(Panel):
         if not guessing:
             return all(m.drafter.follows(requests, False) for m in alive)
         models = [m for m in alive if not m.lookup]
-        if self.merge or len(models) != 1 or len(requests) > _CROWD or not models[0].drafter.follows(requests, True):
+        if self.merge or len(models) != 1 or not models[0].drafter.follows(requests, True):
             return False
+        if len(requests) > _CROWD:
+            return all(m.drafter.follows(requests, False) for m in alive)
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
             least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
