@@ -111,7 +111,7 @@ class Goodput:
                 depths[b] = min(wish, most)
             self._story.count([depths[b] for b in free])
             self._off = self._off or (not most and not rests)
-            if not rests:
+            if not rests and not (self._prompted and self.overlaps):  # what a trial takes then, nobody can tell
                 probes = self._probe(batch, limits, depths)
             if any(depths):
                 self._drafted_at = self._book.round
@@ -163,8 +163,6 @@ class Goodput:
             self._stale, self._planned = True, -SETTLED
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
-        if waits and asked.probes:
-            self._allowance.trust()
         if waits or self._spiked(asked, event, wall):
             return
         if asked.deepest and not self.costs.tried:

@@ -47,10 +47,6 @@ class Allowance:
         """A trial that nobody could know the price of."""
         self._seconds -= seconds
 
-    def trust(self) -> None:
-        """A trial of which nobody can tell what it took: what was expected."""
-        self._seconds -= self._price
-
     def pay(self, extra: float, gain: float) -> None:
         """A trial took `extra` seconds and brought tokens worth `gain`. A stall of the machine is no price: at most twice what
         was expected is charged at once (and more is expected next time, if trials go on to cost more)."""

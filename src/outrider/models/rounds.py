@@ -36,7 +36,8 @@ T = TypeVar("T")
 REQUESTS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 GUESSING = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Fewer sizes where there are guesses: rows, not requests, are what such a round costs."""
-ROWS = (2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
+ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 8192, 16384)
+"""Few small ones: a pass over 32 rows takes hardly longer than one over 8, and capturing as long as dozens of rounds."""
 COLUMNS = (0, 16, 64)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
 MOST = 128
