@@ -152,3 +152,25 @@ def test_short_texts_leave_time_for_trials() -> None:
         read_prompts(run)
         good += run.run(90)
     assert simulate.against_plain(good[len(good) // 2 :], 4) >= 1.8
+
+
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_trials_that_are_stalled_again_and_again_are_paid_for(share: float) -> None:
+    """A drafter that pays little, and whose rounds are stalled by 20 passes now and then, whatever a first stall is taken for."""
+    rounds = []
+    for seed in range(4):
+        luck, controller = random.Random(seed), Goodput(Asks(DEPTH, DEPTH), Clock())
+        controller.overlaps = True
+        world = World(
+            accept=lambda b, round_: 0.3,
+            draft=lambda d, n: 6e-5,
+            verify=overlapped,
+            batch=64,
+            other=8e-5,
+            lost=3.5e-4,
+            unsaid=lambda d, n, luck=luck: 0.02 if luck.random() < share else 1e-4,  # type: ignore[misc]
+        )
+        run = among(world, controller, seed, (FREE,) * 64)
+        run.run(200)
+        rounds += run.run(1500)
+    assert simulate.against_plain(rounds, 64) >= 0.98

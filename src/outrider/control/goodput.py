@@ -163,19 +163,17 @@ class Goodput:
             self._stale, self._planned = True, -SETTLED
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
-        if waits or self._spiked(asked, event, wall):
-            return
-        if asked.deepest and not self.costs.tried:
-            self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
-        self._learn(asked, event, wall)
+        if not waits and not self._spiked(asked, event, wall):
+            if asked.deepest and not self.costs.tried:
+                self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
+            self._learn(asked, event, wall)
         # What passes between two rounds is this one's price only if those beside it are like it: it may have been drafted in the
         # time of the one before, and the one after in its own.
         after = self._book.open[0] if self._book.open else None
         alone = (asked.early and not asked.like(before)) or (after is not None and not asked.like(after))
-        if asked.deepest and not alone:
+        if asked.deepest and not alone and not waits:
             self._hear(event, wall)
-        if asked.probes:
-            self._charge(asked, event, wall)
+        self._charge(asked, event, wall)
 
     def _passes(self, asked: Asked) -> bool:
         """Whether it was a plain round among plain ones, which tells little."""
@@ -370,7 +368,9 @@ class Goodput:
         return self.costs.plain(size, rows_after) + self.costs.guessing(size, others + 1, max(deepest, depth))
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float) -> None:
-        """Pay for probes what they took, less what they brought."""
+        """Pay for probes, if there were any, what they took, less what they brought."""
+        if not asked.probes:
+            return
         batch, items = len(event.committed), event.committed
         others = [d for b, d in enumerate(asked.depths) if d and b not in asked.probes]
         tokens = sum(len(item.tokens) for item in items)
@@ -381,7 +381,7 @@ class Goodput:
         early = 0.0 if not asked.early or asked.ahead else event.draft_seconds  # in the time of the round before
         extra = wall + early - without
         gain = won * without / max(1, tokens - won)
-        self._allowance.pay(extra, gain)
+        self._allowance.pay(extra, gain, self._spikes > 0)
         for b in asked.probes:
             state, item = self._book.states.get(items[b].request.id), items[b]
             if state is not None:

@@ -10,6 +10,8 @@ SHARE = 0.01
 """Of all time, for trials of requests that are off."""
 GAP = 8
 """Rounds between two trials of one request, unless the last one paid for itself."""
+CALM, STALL = 8, 0.05
+"""Trials without a stall after which one is chance, and the seconds that are charged at most where it is none."""
 MOST = 0.1
 """How far the allowance grows, as a multiple of a usual trial's price beyond one."""
 
@@ -20,6 +22,7 @@ class Allowance:
     def __init__(self) -> None:
         self._seconds, self._price = 0.0, 0.0
         self._prices = deque[float](maxlen=7)
+        self._calm = CALM  # trials since one was stalled
 
     @property
     def any(self) -> bool:
@@ -47,8 +50,11 @@ class Allowance:
         """A trial that nobody could know the price of."""
         self._seconds -= seconds
 
-    def pay(self, extra: float, gain: float) -> None:
+    def pay(self, extra: float, gain: float, stalled: bool = False) -> None:
         """A trial took `extra` seconds and brought tokens worth `gain`. A stall of the machine is no price: at most twice what
-        was expected is charged at once (and more is expected next time, if trials go on to cost more)."""
+        was expected is charged at once (and more is expected next time, if trials go on to cost more); but where every few
+        trials are `stalled`, they pay for it."""
         self._prices.append(max(0.0, extra))
-        self._seconds -= max(0.0, min(extra, 2 * self._price) - gain)
+        again = stalled and self._calm < CALM
+        self._calm = 0 if stalled else self._calm + 1
+        self._seconds -= max(0.0, min(extra, max(STALL * again, 2 * self._price)) - gain)
