@@ -234,3 +234,14 @@ def test_who_cannot_tell_is_asked() -> None:
     assert not started(registry.parse("suffix"), Model("one", [5]), Model("two", [6])).follows([request])
     both = started(registry.parse("ngram"), registry.parse("suffix:width=2"))
     assert both.preview(request, 3) is None
+
+
+def test_many_requests_have_the_model_alone_while_it_does_well() -> None:
+    """Nobody looks up anything for three; a model that brings nothing leaves it to the lookups, in rounds that see the text."""
+    made = started(registry.parse("suffix"), Model("model", [5, 6, 7]))
+    many = [tiny.request([1, 2, 3]) for _ in range(3)]
+    assert made.follows(many) and made.follows(many, False)
+    model = made.members[1]
+    for _ in range(60):
+        model.rates.learn([(model.rates.track(), 0, model.drafter.depth)])
+    assert not made.follows(many) and made.follows(many, False)

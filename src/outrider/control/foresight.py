@@ -233,7 +233,7 @@ class Foresight(Goodput):
             passes = costs.verify(size, np.arange(1.0, size * (depth + 1) + 1)) + costs.other(size)
             drafting = costs.drafts(drafted, np.arange(depth + 1.0))
             unseen = UNSEEN * costs.plain(size, size) if costs.ahead else 0.0
-            self._prices[key] = passes.tolist(), drafting.tolist(), self.known.fees.of(size) or Fee(unseen / 2, unseen / 2)
+            self._prices[key] = passes.tolist(), drafting.tolist(), self.known.fees.of(size, unseen)
         return self._prices[key]
 
     @staticmethod
@@ -253,6 +253,7 @@ class Foresight(Goodput):
         guesses, next_ = asked.foreseen and asked.deepest > 0, after is not None and after.foreseen and after.deepest > 0
         if not guesses:
             self._kept(len(event.committed)).add(0.0, 0, FORGET)
+            self.known.fees.pause(len(event.committed))
         if not guesses and not next_ and not self._stretch.guessed:
             super()._learn(asked, event, wall)
             self._stretch = Stretch(self._stretch.size)

@@ -27,6 +27,7 @@ from .lookout import Lookout
 from .plan import Load, Plan, Planner
 from .plan import limits as depths_worth
 from .probes import GAP, Allowance
+from .prompts import Prompts
 from .rates import pull
 from .shelf import Known
 from .stalls import LEAST, SPIKE
@@ -90,7 +91,7 @@ class Goodput:
         self._judge, self._lookout, self._watches, self._spikes, self._unsteady = self.known.judge, Lookout(), False, 0, 0
         self._usual = Usual(self.costs)
         self._before: Asked | None = None
-        self._prompted = False
+        self._prompts = Prompts()
         self._judge.inherit()
 
     def budget(self, batch: Batch) -> Budget:
@@ -111,7 +112,7 @@ class Goodput:
                 depths[b] = min(wish, most)
             self._story.count([depths[b] for b in free])
             self._off = self._off or (not most and not rests)
-            if not rests and not (self._prompted and self.overlaps):  # what a trial takes then, nobody can tell
+            if not rests and not (self._prompts.near and self.overlaps):  # what a trial takes then, nobody can tell
                 probes = self._probe(batch, limits, depths)
             if any(depths):
                 self._drafted_at = self._book.round
@@ -155,7 +156,7 @@ class Goodput:
         asked, before = self._book.settle(event), self._before
         now = self._clock()
         wall, self._last, self._before = min(event.seconds, now - self._last), now, asked
-        waits, self._prompted = self._prompted and self.overlaps, event.prefill > 0  # for the device, which still reads prompts
+        waits = self._prompts.told(event.prefill > 0) and self.overlaps
         if asked is None or event.prefill:
             return
         self._allowance.earn(wall)
@@ -163,7 +164,8 @@ class Goodput:
             self._stale, self._planned = True, -SETTLED
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
-        if not waits and not self._spiked(asked, event, wall):
+        spiked = not waits and self._spiked(asked, event, wall)
+        if not waits and not spiked:
             if asked.deepest and not self.costs.tried:
                 self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
             self._learn(asked, event, wall)
@@ -173,7 +175,7 @@ class Goodput:
         alone = (asked.early and not asked.like(before)) or (after is not None and not asked.like(after))
         if asked.deepest and not alone and not waits:
             self._hear(event, wall)
-        self._charge(asked, event, wall)
+        self._charge(asked, event, wall, spiked)
 
     def _passes(self, asked: Asked) -> bool:
         """Whether it was a plain round among plain ones, which tells little."""
@@ -217,7 +219,7 @@ class Goodput:
             costs.add_other(batch, max(0.0, wall - event.verify_seconds - event.draft_seconds), asked.ahead)
             self._plain_sizes.add(bucket(batch))
         else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
-            self._allowance.pay(max(0.0, wall - event.verify_seconds - costs.other(batch)), 0.0)
+            self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)))
 
     def _hear(self, event: StepEvent, wall: float) -> None:
         """Compare a round with guesses with plain ones, whatever was expected of it."""
@@ -367,7 +369,7 @@ class Goodput:
         rows_after = rows + round(depth * self._shape.width)
         return self.costs.plain(size, rows_after) + self.costs.guessing(size, others + 1, max(deepest, depth))
 
-    def _charge(self, asked: Asked, event: StepEvent, wall: float) -> None:
+    def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
         if not asked.probes:
             return
@@ -381,7 +383,7 @@ class Goodput:
         early = 0.0 if not asked.early or asked.ahead else event.draft_seconds  # in the time of the round before
         extra = wall + early - without
         gain = won * without / max(1, tokens - won)
-        self._allowance.pay(extra, gain, self._spikes > 0)
+        self._allowance.pay(extra, gain, stalled)
         for b in asked.probes:
             state, item = self._book.states.get(items[b].request.id), items[b]
             if state is not None:

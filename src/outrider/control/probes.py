@@ -54,7 +54,14 @@ class Allowance:
         """A trial took `extra` seconds and brought tokens worth `gain`. A stall of the machine is no price: at most twice what
         was expected is charged at once (and more is expected next time, if trials go on to cost more); but where every few
         trials are `stalled`, they pay for it."""
-        self._prices.append(max(0.0, extra))
-        again = stalled and self._calm < CALM
+        most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
-        self._seconds -= max(0.0, min(extra, max(STALL * again, 2 * self._price)) - gain)
+        self._spend(extra, gain, most)
+
+    def wait(self, seconds: float) -> None:
+        """A plain round took so much longer for a trial's sake."""
+        self._spend(seconds, 0.0, 0.0)
+
+    def _spend(self, extra: float, gain: float, most: float) -> None:
+        self._prices.append(max(0.0, extra))
+        self._seconds -= max(0.0, min(extra, max(most, 2 * self._price)) - gain)

@@ -295,7 +295,7 @@ class Eagle(Drafter):
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once, so
         that samples of one prompt share the KV."""
-        if self._passed(batch, proposal, scores):
+        if self._passed(batch, proposal, verdict, scores):
             return
         rest = self._outside(batch, scores)
         if rest and batch.blind:  # where these stand is not known, and never will be
@@ -306,12 +306,13 @@ class Eagle(Drafter):
             self._catch_up([self._note(batch.requests[b], found[b]) for b in rest])
         self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal, verdict.tokens.shape[1] - 1)
 
-    def _passed(self, batch: Batch, proposal: Proposal, scores: Scores) -> bool:
+    def _passed(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> bool:
         """Whether it was a plain round like the last, of which the ring has all that there is to note."""
         lags, climbs = self._lags, self.climbs
         if lags is None or climbs is None or climbs.replays.off or scores.answer is None:
             return False
-        return batch.blind and not any(proposal.widths) and lags.passed(batch.requests)
+        plain = not any(proposal.widths) and verdict.tokens.shape[1] == 1  # nor had another drafter any
+        return batch.blind and plain and lags.passed(batch.requests)
 
     def _note(self, request: Request, states: Tensor) -> tuple[Request, int, int]:
         """States of a request from `request.computed` on, as many as the round turns out to commit; what is to be read."""

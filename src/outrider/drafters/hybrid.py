@@ -10,7 +10,8 @@ text does not depend on a clock, nothing decides but what was before the draft, 
 
 On a GPU nothing is read for it: where one member's guesses go into the pass alone they stay where they are, and what became of
 them is told by the text (`_ledger.py`). While what lookups see coming (`Drafter.preview`) is worth less than the guesses of
-members that need nothing of the host, those alone guess, in rounds that are launched ahead.
+members that need nothing of the host, those alone guess, in rounds that are launched ahead; for more than two requests always,
+if they do well.
 
 **Merge.** All members guess, equal paths become one node; the first member to offer a node owns it. Draft probabilities do not
 survive that (which distribution drew a merged node?): under the classical rules its guesses then count as certain ones.
@@ -48,6 +49,8 @@ _STANDS = 4
 _CROWD = 2
 """Requests at most for whom it is looked what lookups see coming; for more the model alone is asked, in rounds launched ahead,
 since looking takes the host longer than the device takes for a pass."""
+_WELL = 0.5
+"""Tokens that a model's guess must bring as a rule to be all that such a crowd is given."""
 _DEEPER = 6
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
@@ -149,8 +152,8 @@ class Hybrid(Panel):
         return True
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
-        """While there are no guesses, all members may be able to go on; and while what lookups see coming promises less than the
-        one member that needs nothing of the host, with it."""
+        """While there are no guesses, all members may be able to go on; and with the one member that needs nothing of the host,
+        while what lookups see coming promises less, or where there are too many requests to look and it does well."""
         alive = [m for m in self.members if m.reason is None]
         if not guessing:
             return all(m.drafter.follows(requests, False) for m in alive)
@@ -158,7 +161,7 @@ class Hybrid(Panel):
         if self.merge or len(models) != 1 or not models[0].drafter.follows(requests, True):
             return False
         if len(requests) > _CROWD:
-            return all(m.drafter.follows(requests, False) for m in alive)
+            return models[0].usual() >= _WELL and all(m.drafter.follows(requests, False) for m in alive)
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
             least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
