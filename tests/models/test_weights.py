@@ -69,7 +69,9 @@ def test_what_names_mean(file: Path, directory: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "nonsense", "a/b/c", "/no/such/dir", "org/file.gguf", "~nobody-here/x", "a\0b", "../x"])
-def test_names_of_nothing(name: str) -> None:
+def test_names_of_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")  # nobody knows what lies beside the project
     with pytest.raises(ModelNotFound):
         resolve(name)
 
