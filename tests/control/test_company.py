@@ -17,6 +17,8 @@ from outrider.control.costs import bucket
 from outrider.control.judge import Judge
 from outrider.types import NONE, Committed, Finish, StepEvent
 
+from .test_cards import card
+
 DEPTH = 5
 FREE, FORCED = SamplingParams(max_tokens=LONG), SamplingParams(max_tokens=LONG, depth=DEPTH)
 numbers = count(1000)
@@ -34,6 +36,11 @@ def among(world: World, controller: Goodput, seed: int, params: tuple[SamplingPa
 def home(chance: float, batch: int) -> World:
     """A laptop, and a drafter that takes an eighth of a pass a level."""
     return World(accept=lambda b, round_: chance, draft=lambda d, n: 0.12 * d * laptop(1, 1), verify=laptop, batch=batch)
+
+
+def on_a_card(batch: int, chance: float) -> World:
+    """A captured drafter on a GPU, where nothing is left to be captured."""
+    return card("captured", batch, chance, capture=0.0)
 
 
 @pytest.mark.parametrize(("chance", "least"), [(0.85, 1.7), (0.6, 1.05)])
@@ -57,23 +64,12 @@ def test_newcomers_are_not_held_to_what_became_of_those_before() -> None:
     """Four good texts after four bad ones, on a card: guesses for most of them within some dozen rounds."""
     first, speeds = list[int](), list[float]()
 
-    def world(chance: float) -> World:
-        return World(
-            accept=lambda b, round_: chance,
-            draft=lambda d, n: 6e-5,
-            verify=overlapped,
-            batch=4,
-            other=8e-5,
-            lost=3.5e-4,
-            unsaid=lambda d, n: 8e-5 + 1.2e-4 * d,
-        )
-
     for seed in range(6):
         controller = Goodput(Asks(DEPTH, DEPTH), Clock())
         controller.overlaps = True
-        among(world(0.8), controller, seed, (FREE,) * 4).run(300)
-        among(world(0.05), controller, seed + 100, (FREE,) * 4).run(60)
-        late = among(world(0.8), controller, seed + 200, (FREE,) * 4)
+        among(on_a_card(4, 0.8), controller, seed, (FREE,) * 4).run(300)
+        among(on_a_card(4, 0.05), controller, seed + 100, (FREE,) * 4).run(60)
+        late = among(on_a_card(4, 0.8), controller, seed + 200, (FREE,) * 4)
         rounds = late.run(150)
         first.append(next((i for i in range(140) if all(r.depth > 0 for r in rounds[i : i + 4])), 999))
         speeds.append(simulate.against_plain(rounds, 4))
@@ -137,18 +133,9 @@ def test_short_texts_leave_time_for_trials() -> None:
     """What a round takes that waits for prompts to be read is no price of a trial, and none of guessing."""
     controller = Goodput(Asks(DEPTH, DEPTH), Clock())
     controller.overlaps, good = True, []
-    world = World(
-        accept=lambda b, round_: 0.02,
-        draft=lambda d, n: 6e-5,
-        verify=overlapped,
-        batch=4,
-        other=8e-5,
-        lost=3.5e-4,
-        unsaid=lambda d, n: 8e-5 + 1.2e-4 * d,
-    )
-    among(world, controller, 1, (FREE,) * 4).run(600)
+    among(on_a_card(4, 0.02), controller, 1, (FREE,) * 4).run(600)
     for text in range(40):
-        run = among(replace(world, accept=lambda b, round_: 0.85), controller, text, (FREE,) * 4)
+        run = among(on_a_card(4, 0.85), controller, text, (FREE,) * 4)
         read_prompts(run)
         good += run.run(90)
     assert simulate.against_plain(good[len(good) // 2 :], 4) >= 1.8
@@ -161,15 +148,8 @@ def test_trials_that_are_stalled_again_and_again_are_paid_for(share: float) -> N
     for seed in range(4):
         luck, controller = random.Random(seed), Goodput(Asks(DEPTH, DEPTH), Clock())
         controller.overlaps = True
-        world = World(
-            accept=lambda b, round_: 0.3,
-            draft=lambda d, n: 6e-5,
-            verify=overlapped,
-            batch=64,
-            other=8e-5,
-            lost=3.5e-4,
-            unsaid=lambda d, n, luck=luck: 0.02 if luck.random() < share else 1e-4,  # type: ignore[misc]
-        )
+        world = on_a_card(64, 0.3)
+        world = replace(world, unsaid=lambda d, n, luck=luck: 0.02 if luck.random() < share else 1e-4)  # type: ignore[misc]
         run = among(world, controller, seed, (FREE,) * 64)
         run.run(200)
         rounds += run.run(1500)
@@ -183,15 +163,7 @@ def test_guesses_are_judged_even_where_every_round_waits_for_prompts() -> None:
     for n in (1, 16, 32, 96):
         for _ in range(4):
             controller.costs.add_verify(16, n, overlapped(n, 16))
-    world = World(
-        accept=lambda b, round_: 0.05,
-        draft=lambda d, n: 5e-4 * d,
-        verify=overlapped,
-        batch=16,
-        other=8e-5,
-        lost=3.5e-4,
-        unsaid=lambda d, n: 2e-4,
-    )
+    world = replace(on_a_card(16, 0.05), draft=lambda d, n: 5e-4 * d, unsaid=lambda d, n: 2e-4)
     run = among(world, controller, 1, (FREE,) * 16)
     for _ in range(400):
         read_prompts(run)
