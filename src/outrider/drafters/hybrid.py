@@ -155,20 +155,20 @@ class Hybrid(Panel):
         """While there are no guesses, all members may be able to go on; and with the one member that needs nothing of the host,
         while what lookups see coming promises less, or where there are too many requests to look and it does well."""
         alive = [m for m in self.members if m.reason is None]
-        if not guessing:
-            return all(m.drafter.follows(requests, False) for m in alive)
+        notes = all(m.drafter.follows(requests, False) for m in alive)
+        if not guessing or not notes:
+            return notes
         models = [m for m in alive if not m.lookup]
         if self.merge or len(models) != 1 or not models[0].drafter.follows(requests, True):
             return False
         if len(requests) > _CROWD:
-            return models[0].usual() >= _WELL and all(m.drafter.follows(requests, False) for m in alive)
+            return models[0].usual() >= _WELL
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
             least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
             most = max((self._promise(m, r) for m in lookups for r in requests), default=0.0)
             until = self._rounds + (_STANDS if most < least / 4 else 0)
-            notes = all(m.drafter.follows(requests, False) for m in lookups)
-            self._cold = Cold(texts, notes and most < least, until)
+            self._cold = Cold(texts, most < least, until)
         return self._cold.is_so
 
     def preview(self, request: Request, most: int) -> list[int] | None:
