@@ -18,12 +18,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ..errors import BadInput
 from ..protocols import Drafter, Start
 from ..registry import register
 from ..types import ROOT, Batch, Budget, Proposal, Request
+from ._blank import blank
 
 _MANY = 4
 """Matches are looked up by this many tokens, then by one. More tables find hardly more."""
@@ -51,9 +50,8 @@ class Places:
     def __init__(self, size: int) -> None:
         buckets = 1 << max(size - 1, 1).bit_length()
         self.size, self.mask = size, buckets - 1
-        heads, links = np.zeros((2, buckets), np.int64), np.zeros((2, size), np.int32)
-        self.long, self.short = [(memoryview(h), memoryview(k)) for h, k in zip(heads, links, strict=True)]  # type: ignore[arg-type]
-        self.bytes = heads.nbytes + links.nbytes
+        self.long, self.short = [(blank(buckets, "q"), blank(size, "i")) for _ in range(2)]
+        self.bytes = sum(part.nbytes for part in (*self.long, *self.short))
 
     def put(self, tokens: list[int], first: int, at: int, salt: int = 0) -> None:
         """Note places `at`, `at + 1`, ...: where `tokens[first]` and those after it stand. O(1) each."""
@@ -113,9 +111,8 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.places, self.end, self.size = Places(size), 0, size
-        tokens, owner = np.zeros(size, np.int32), np.zeros(size, np.int64)
-        self.tokens, self.owner = memoryview(tokens), memoryview(owner)  # type: ignore[arg-type]
-        self.bytes = self.places.bytes + tokens.nbytes + owner.nbytes
+        self.tokens, self.owner = blank(size, "i"), blank(size, "q")
+        self.bytes = self.places.bytes + self.tokens.nbytes + self.owner.nbytes
 
     def add(self, text: list[int], salt: int) -> None:
         """Take in a finished text (its last `size` tokens), forgetting the oldest ones."""
