@@ -97,6 +97,8 @@ class Seat:
     def _controller(self, drafter: Drafter, control: str) -> Controller:
         """One that knows what passes cost already, where it is cheap to find out."""
         made = controllers.make(control, drafter, self.shelf)
+        if isinstance(made, controllers.Foresight):  # lookups: nothing has to be captured but the target's rounds
+            made.known.stalls.ready = self.target.captured
         if self.target.device.type == "cuda":
             controllers.calibrate(self.target, made)
         return made

@@ -38,6 +38,15 @@ def test_a_new_depth_waits_until_as_much_was_forgone_as_it_costs() -> None:
     assert not stalls.wait(100.0) and not stalls.open(1, 4), "nobody misses it any more"
 
 
+def test_what_somebody_knows_to_be_ready_does_not_wait() -> None:
+    stalls = Stalls(ready=lambda batch, depth: depth <= 4 * batch)
+    stalls.use(1, 2)
+    stalls.saw(1, 2, 0.2)
+    assert [stalls.within(1, 9), stalls.within(2, 9), stalls.price(1, 5)] == [4, 8, 0.2]
+    stalls.saw(1, 4, 0.3)
+    assert len(stalls.prices) == 2, "it was not ready after all"
+
+
 def test_what_stalls_a_familiar_depth_is_the_machine() -> None:
     stalls = Stalls()
     for _ in range(FIRST + 1):

@@ -14,6 +14,7 @@ import torch
 from outrider.bench.simulate import Asks, Clock, Simulation, code_then_poetry
 from outrider.config import SamplingParams
 from outrider.control import CONTROLLERS, Fixed, Goodput, calibrate, check, make
+from outrider.control.calibrate import COMPILING, TIMES
 from outrider.control.costs import OLD, WINDOW, Costs, Curve, bucket, grain, robust
 from outrider.control.cut import shorten, worth
 from outrider.control.limits import bounds
@@ -24,7 +25,7 @@ from outrider.control.story import Story
 from outrider.control.turns import Turns
 from outrider.drafters import AUTO, pick
 from outrider.errors import BadInput
-from outrider.types import Batch, Proposal
+from outrider.types import Batch, Proposal, Scores
 
 from .. import tiny
 
@@ -357,6 +358,18 @@ def test_calibration_is_bounded() -> None:
     ticks = itertools.count(0, 0.1)
     goodput = Goodput(Asks(4, 4))
     assert 0 < calibrate(tiny.World().target, goodput, seconds=1.0, clock=lambda: next(ticks)) <= 4
+
+
+def test_what_compiling_takes_is_not_taken_from_calibration() -> None:
+    now, turns, target = [0.0], itertools.count(), tiny.World().target
+    real = target.score
+
+    def slow(batch: Batch, proposal: Proposal) -> Scores:
+        now[0] += 0.01 if next(turns) % TIMES else 5.0
+        return real(batch, proposal)
+
+    target.score = slow  # type: ignore[method-assign]
+    assert calibrate(target, Goodput(Asks(4, 4)), clock=lambda: now[0]) >= 10 and 5 < now[0] < COMPILING + 6
 
 
 def test_a_stall_while_planning_does_not_put_off_the_plans_to_come() -> None:

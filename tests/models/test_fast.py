@@ -261,6 +261,16 @@ class TestWhatIsKept:
         assert [machine.round(small) for _ in range(rounds.PATIENCE)] == [longer] * rounds.PATIENCE
         assert machine.round(small) == small
 
+    def test_it_is_told_which_rounds_could_be_had_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        target = World(decoder("llama", True)).target
+        monkeypatch.setattr(rounds, "Round", lambda shape, owner: shape)
+        assert not target.captured(1, 5)
+        target.machine.round(fields.Shape(1, 16, 16, False, 1024))
+        assert target.captured(1, 5) and target.captured(1, 9), "in eight rows or in sixteen"
+        assert not target.captured(1, 16) and not target.captured(2, 2)
+        target.machine.round(fields.Shape(4, 16, 16, False, 1024))
+        assert target.captured(3, 3) and not target.captured(3, 5), "all three of them would have 18 rows"
+
     def test_want_of_memory_with_nothing_to_drop_is_raised(self) -> None:
         machine = World(decoder("llama", True)).target.machine
 

@@ -13,36 +13,39 @@ from ..protocols import Controller, Target
 from ..types import Batch, Proposal, Request
 from .goodput import Goodput
 
-GRID = ((1, 0), (1, 1), (1, 3), (1, 7), (8, 0), (8, 3), (1, 15), (32, 0), (32, 3), (32, 7))
+GRID = ((1, 0), (1, 1), (1, 3), (1, 7), (1, 15), (1, 16), (8, 0), (8, 3), (32, 0), (32, 3), (32, 7))
 """Requests and guesses each, the most telling first: small batches, then large ones."""
 TIMES = 3
 """Passes of each; the first one, which warms up, does not count."""
+COMPILING = 60.0
+"""Seconds from which on no more is begun. What has to be compiled is compiled now, rather than in the middle of an answer."""
 
 
 def calibrate(
     target: Target, controller: Controller, seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
 ) -> int:
     """Run passes of made-up requests through `target` and enter their times into the controller's tables, for about `seconds` at
-    most (a pass that has begun is finished). Only `goodput` has such tables; what is in them already is not measured again. The
+    most (a pass that has begun is finished), beside the first passes of each kind, which may have to be compiled. Only `goodput` has such tables; what is in them already is not measured again. The
     target is left as it was. How many passes were measured."""
     if not isinstance(controller, Goodput):
         return 0
     controller.overlaps = target.device.type == "cuda"
     if controller.costs.measured:
         return 0
-    begin, measured, ids = clock(), 0, count(-1, -1)
+    begin, spent, measured, ids = clock(), 0.0, 0, count(-1, -1)
     for size, guesses in GRID:
         requests = [_dummy(next(ids)) for _ in range(size)]
         try:
             if not all(target.cache.reserve(r, 1 + guesses) for r in requests):
                 break
             for turn in range(TIMES):
-                if clock() - begin > seconds:
+                now = clock()
+                if spent > seconds or now - begin > COMPILING:
                     return measured
                 took = _pass(target, requests, guesses, clock)
                 if turn:
                     controller.costs.add_verify(size, size * (1 + guesses), took)
-                    measured += 1
+                    spent, measured = spent + clock() - now, measured + 1
         finally:
             for request in requests:
                 target.release(request)

@@ -8,6 +8,7 @@ lost as by knowing beforehand. Where stalls are not seen nothing waits.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from .costs import bucket, robust
@@ -24,12 +25,14 @@ Shape = tuple[int, int]
 
 @dataclass(slots=True)
 class Stalls:
-    """`met`: uses by size class of the batch and depth; `forgone`: seconds lost so far by not using a depth."""
+    """`met`: uses by size class of the batch and depth; `forgone`: seconds lost so far by not using a depth. `ready`: whether so
+    many requests can look so far ahead without a stall, as far as whoever would stall can tell."""
 
     met: dict[Shape, int] = field(default_factory=dict)
     prices: deque[float] = field(default_factory=lambda: deque[float](maxlen=5))
     forgone: dict[Shape, float] = field(default_factory=dict)
     wish: tuple[Shape, float] | None = None
+    ready: Callable[[int, int], bool] = lambda batch, depth: False
 
     @property
     def usual(self) -> float:
@@ -38,7 +41,10 @@ class Stalls:
 
     def price(self, batch: int, depth: int) -> float:
         """What the next use of a depth may cost beside its own time."""
-        return 0.0 if not self.prices or (bucket(batch), depth) in self.met else self.usual
+        shape = bucket(batch), depth
+        if self.prices and shape not in self.met and self.ready(batch, depth):
+            self.met[shape] = 0
+        return 0.0 if not self.prices or shape in self.met else self.usual
 
     def use(self, batch: int, depth: int) -> None:
         """A round of this depth is about to run."""

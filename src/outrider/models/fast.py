@@ -19,7 +19,7 @@ from .lanes import LaneBook, filters
 from .native import Native
 from .passes import Passes
 from .replay import Stage
-from .rounds import Machine, Play, shape_of
+from .rounds import Machine, Play, shape_of, spanned
 from .target import ModelTarget
 
 
@@ -53,6 +53,10 @@ class FastTarget(ModelTarget):
     def admits(self, batch: Batch, proposal: Proposal) -> bool:
         """A captured round does."""
         return self._shape(batch, proposal) is not None
+
+    def captured(self, batch: int, depth: int) -> bool:
+        """See `ModelTarget.captured`: whether somebody guesses, or all, in sequences that are not long."""
+        return all(self.machine.plays(s) for s in spanned(batch, depth, self.needs.features))
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses where the round wants them: a captured one takes them from the host."""

@@ -67,6 +67,15 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: 
     return Shape(found[0], total, found[1], columns > 0 and not proposal.linear, found[2], filters, features)
 
 
+def spanned(requests: int, depth: int, features: tuple[str, ...]) -> list[Shape]:
+    """The buckets of chains of `depth` guesses, for one request up to all of them, in short sequences. Empty where there are none."""
+    count, columns, most = bucket(requests, GUESSING), bucket(depth, COLUMNS), bucket(requests * (1 + depth), ROWS)
+    if count is None or columns is None or most is None:
+        return []
+    rows = [r for r in ROWS if requests + depth <= r <= most]
+    return [Shape(count, r, columns, False, LENGTHS[0], False, features) for r in rows]
+
+
 def bucket(count: int, steps: Sequence[int]) -> int | None:
     at = bisect_left(steps, count)
     return steps[at] if at < len(steps) else None
@@ -314,11 +323,18 @@ class Machine:
             self._kept = {s: r for s, r in self._kept.items() if not (isinstance(s, Shape) and s.tree)}
             self._moved = moved
         if shape not in self._kept and self._wanted[shape] < PATIENCE:
-            roomier = [s for s in self.shapes if shape.within(s)]
+            roomier = self._roomier(shape)
             if roomier:
                 self._wanted[shape] += 1
                 shape = min(roomier)
         return self.kept(shape, lambda: Round(shape, self))
+
+    def plays(self, shape: Shape) -> bool:
+        """Whether the round of a shape could be had at once."""
+        return shape in self._kept or bool(self._roomier(shape))
+
+    def _roomier(self, shape: Shape) -> list[Shape]:
+        return [s for s in self.shapes if shape.within(s)]
 
     def kept(self, shape: tuple[Any, ...], make: Callable[[], T]) -> T:
         """What was made for a shape, made now if it is new. Of `MOST` the one that was longest unused has to go; all have to, if

@@ -119,6 +119,10 @@ class ModelTarget:
                 known = request.computed + batch.pending[b]
                 self.cache.move(request, moves(verdict.path[b, : proposal.widths[b]], known), known)
 
+    def captured(self, batch: int, depth: int) -> bool:
+        """Whether a round of so many requests with chains of so many guesses needs no preparation. Without graphs, none does."""
+        return True
+
     def release(self, request: Request) -> None:
         """Forget a request: its KV and its sampling state. What it wrote is zeroed if its scores had gone bad, since a
         NaN in freed memory would poison the next owner."""
