@@ -25,8 +25,8 @@ def calibrate(
     target: Target, controller: Controller, seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
 ) -> int:
     """Run passes of made-up requests through `target` and enter their times into the controller's tables, for about `seconds` at
-    most (a pass that has begun is finished), beside the first passes of each kind, which may have to be compiled. Only `goodput` has such tables; what is in them already is not measured again. The
-    target is left as it was. How many passes were measured."""
+    most (a pass that has begun is finished), beside the first passes of each kind, which may have to be compiled. Only `goodput`
+    has such tables; what is in them already is not measured again. The target is left as it was. How many were measured."""
     if not isinstance(controller, Goodput):
         return 0
     controller.overlaps = target.device.type == "cuda"

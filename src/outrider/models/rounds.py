@@ -68,7 +68,7 @@ def shape_of(proposal: Proposal, longest: int, filters: bool = False, features: 
 
 
 def spanned(requests: int, depth: int, features: tuple[str, ...]) -> list[Shape]:
-    """The buckets of chains of `depth` guesses, for one request up to all of them, in short sequences. Empty where there are none."""
+    """The buckets of chains of `depth` guesses, for one request up to all, in short sequences; empty where there is none."""
     count, columns, most = bucket(requests, GUESSING), bucket(depth, COLUMNS), bucket(requests * (1 + depth), ROWS)
     if count is None or columns is None or most is None:
         return []
