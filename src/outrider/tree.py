@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -140,12 +139,19 @@ def merge(proposals: Sequence[Proposal]) -> tuple[Proposal, list[Tensor]]:
 
 
 def _sound_chains(proposal: Proposal, vocab_size: int) -> Tensor:
-    """`validate` for chains on the host, where numpy's calls are several times as quick as torch's."""
-    tokens, parents, source = proposal.tokens.numpy(), proposal.parents.numpy(), proposal.source.numpy()
-    sizes, column = proposal.sizes.numpy()[:, None], np.arange(proposal.columns)
-    node = (tokens >= 0) & (tokens < vocab_size) & (source >= PROBE) & (parents == column - 1)
-    fits = (sizes >= 0) & (sizes <= np.array(proposal.widths)[:, None])
-    return torch.from_numpy((node | (column >= sizes)).all(1) & fits[:, 0])
+    """`validate` for chains on the host, where lists are several times as quick as tensors."""
+    column = list(range(-1, proposal.columns - 1))
+    tokens, parents, source, sizes = (t.tolist() for t in (proposal.tokens, proposal.parents, proposal.source, proposal.sizes))
+
+    def sound(tokens: list[int], parents: list[int], source: list[int], size: int, width: int) -> bool:
+        if not 0 < size <= width:
+            return size == 0
+        guesses = tokens[:size]
+        known = min(guesses) >= 0 and max(guesses) < vocab_size and min(source[:size]) >= PROBE
+        return known and parents[:size] == column[:size]
+
+    rows = zip(tokens, parents, source, sizes, proposal.widths, strict=True)
+    return torch.tensor([sound(*row) for row in rows], dtype=torch.bool)
 
 
 def _links(parents: Tensor) -> Tensor:

@@ -265,8 +265,8 @@ class Proposal:
         for row, guess in zip(table[0], guesses, strict=True):
             row[: len(guess)] = guess
         table[1], table[2] = np.arange(-1, n - 1), source
-        tokens, parents, sources = torch.from_numpy(table).to(device)
-        sizes = torch.tensor(widths, dtype=torch.int64, device=device)
+        tokens, parents, sources = torch.from_numpy(table).to(device).unbind()
+        sizes = torch.from_numpy(np.array(widths, dtype=np.int64)).to(device)
         return cls(tokens, parents, sizes, sources, widths, linear=True)
 
     @classmethod

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from outrider import registry
 from outrider.config import SamplingParams
 from outrider.drafters import suffix
-from outrider.drafters.suffix import Matches, Own, Shared, chain, tree, voices
+from outrider.drafters._blank import blank
+from outrider.drafters._votes import chain, tree
+from outrider.drafters.suffix import Matches, Own, Shared, voices
 from outrider.errors import BadInput
 from outrider.protocols import Start
 from outrider.sampling import TextSampler
@@ -264,6 +266,26 @@ def test_what_it_expects_is_about_what_is_accepted() -> None:
 
 
 # Cost
+
+
+@settings(deadline=None)
+@given(texts, texts, st.integers(1, 16), st.integers(1, 16))
+def test_a_look_beforehand_changes_no_guess(first: list[int], then: list[int], look: int, depth: int) -> None:
+    looked, plain = drafter(), drafter()
+    for tokens in (first, first + then):
+        requests = batch(tokens).requests[0], batch(tokens).requests[0]
+        looked.preview(requests[0], look)
+        found = [own._chain(r, depth, suffix._MATCHES) for own, r in zip((looked, plain), requests, strict=True)]
+        assert found[0] == found[1] and looked.expected(requests[0]) == plain.expected(requests[1])
+
+
+@pytest.mark.parametrize("count", [1, 64, 1 << 20])
+@pytest.mark.parametrize("kind", ["i", "q"])
+def test_tables_begin_with_zeros_and_keep_what_is_written(count: int, kind: str) -> None:
+    table = blank(count, kind)  # type: ignore[arg-type]
+    assert len(table) == count and table.nbytes == count * {"i": 4, "q": 8}[kind] and not any(table[:1000])
+    table[count - 1] = -7
+    assert table[-1] == -7 and sum(table) == -7
 
 
 def test_an_update_does_not_depend_on_the_length() -> None:

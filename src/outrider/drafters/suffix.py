@@ -21,8 +21,9 @@ from dataclasses import dataclass, field, replace
 from ..errors import BadInput
 from ..protocols import Drafter, Start
 from ..registry import register
-from ..types import ROOT, Batch, Budget, Proposal, Request
+from ..types import Batch, Budget, Proposal, Request
 from ._blank import blank
+from ._votes import Nodes, Voices, chain, tree
 
 _MANY = 4
 """Matches are looked up by this many tokens, then by one. More tables find hardly more."""
@@ -36,10 +37,6 @@ _LONGEST = 64
 """Lengths of matches are counted up to here."""
 _END = -1
 """Stands between finished texts."""
-
-Nodes = list[tuple[int, int]]
-Voices = list[tuple[int, list[int]]]
-"""Matches as voters: length, and the tokens it vouches for."""
 
 
 class Places:
@@ -220,64 +217,19 @@ def voices(matches: Matches, depth: int, factor: float, most: int) -> Voices:
     return out
 
 
-def chain(speakers: Voices, floor: float) -> tuple[list[int], float]:
-    """The path that has most votes at each step, and how many of its tokens are expected to be right."""
-    total = 0
-    for length, _ in speakers:
-        total += length
-    path, hope, least = list[int](), 0.0, floor * total
-    while len(speakers) > 1:
-        i, votes, most, token = len(path), dict[int, int](), 0, 0
-        for length, tokens in speakers:
-            vote = votes[tokens[i]] = votes.get(tokens[i], 0) + length
-            if vote > most:
-                most, token = vote, tokens[i]
-        if most < least:
-            return path, hope / total
-        path.append(token)
-        hope += most
-        speakers = [voice for voice in speakers if len(voice[1]) > i + 1 and voice[1][i] == token]
-    for length, tokens in speakers:
-        if length >= least:
-            hope += length * (len(tokens) - len(path))
-            path += tokens[len(path) :]
-    return path, hope / total if total else 0.0
-
-
-def tree(speakers: Voices, width: int, nodes: int, floor: float) -> tuple[Nodes, float]:
-    """The likeliest `nodes` nodes, at most `width` under one parent, parents first; and how many tokens of them are expected to
-    be right."""
-    total = sum(length for length, _ in speakers)
-    index, votes = dict[tuple[int, int], int](), list[int]()
-    for length, tokens in speakers:
-        at = ROOT
-        for token in tokens:
-            at = index.setdefault((token, at), len(votes))
-            if at == len(votes):
-                votes.append(0)
-            votes[at] += length
-    names = list(index)
-    order = sorted((v for v in range(len(votes)) if votes[v] >= floor * total), key=lambda v: -votes[v])
-    kept, children, hope = {ROOT: ROOT}, dict[int, int](), 0.0
-    for v in order:  # a parent has no fewer votes than its child, and came first
-        parent = names[v][1]
-        if len(kept) > nodes or parent not in kept or children.get(parent, 0) >= width:
-            continue
-        children[parent] = children.get(parent, 0) + 1
-        kept[v] = len(kept) - 1
-        hope += votes[v] / total
-    return [(names[v][0], kept[names[v][1]]) for v in kept if v != ROOT], hope
-
-
 @dataclass(slots=True)
 class Reader:
-    """One request: its own text, matches in it and in the shared store, and what the last guess was expected to bring."""
+    """One request: its own text, matches in it and in the shared store (at most `most` of each), what the last guess was expected
+    to bring. `path`: what was guessed of the same text at most `reach` tokens ahead; None since it went on."""
 
     own: Own
     near: Matches
     far: Matches | None
     length: int = 0
+    most: int = 0
     hope: float = 0.0
+    path: list[int] | None = None
+    reach: int = 0
 
 
 @register("suffix")
@@ -327,7 +279,7 @@ class Suffix(Drafter):
         """See `protocols.Drafter`. Trees are no chains."""
         if self.config.width > 1:
             return None
-        return chain(self._voices(self._read(request, _MATCHES), most, _MATCHES), self.config.floor)[0]
+        return self._chain(request, most, _MATCHES)
 
     def expected(self, request: Request) -> float:
         """How many tokens of the last guess for `request` were expected to be accepted."""
@@ -342,7 +294,10 @@ class Suffix(Drafter):
 
     def _chain(self, request: Request, depth: int, most: int) -> list[int]:
         reader = self._read(request, most)
-        path, reader.hope = chain(self._voices(reader, depth, most), self.config.floor)
+        path = reader.path
+        if path is None or not len(path) <= depth <= reader.reach:
+            path, reader.hope = chain(self._voices(reader, depth, most), self.config.floor)
+            reader.path, reader.reach = path, depth
         return path
 
     def _tree(self, request: Request, depth: int, nodes: int, most: int) -> Nodes:
@@ -365,6 +320,9 @@ class Suffix(Drafter):
             far = None if self.finished is None else Matches(self.finished, self._group(request))
             reader = self._readers[request.id] = Reader(own, Matches(own), far)
         fresh = len(tokens) - reader.length
+        if not fresh and most == reader.most:
+            return reader
+        reader.path, reader.most = None, most
         reader.own.extend(tokens)
         reader.near.advance(tokens, fresh, most)
         if reader.far is not None and reader.far.store.end:
