@@ -172,6 +172,8 @@ class Eagle(Drafter):
         members = [b for b in able if climbs.holds(batch.requests[b]) and not self._pasts[batch.requests[b].id].base]
         if not members or not climbs.room([batch.requests[b] for b in members]):
             return None
+        fresh = [r for r in (batch.requests[b] for b in members) if not self._follows(r)]
+        self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in fresh])
         asked = [self._asked(batch, b, budget) for b in members]
         made = climbs.climb(asked)
         if made is None:
@@ -206,7 +208,6 @@ class Eagle(Drafter):
     def _unread(self, request: Request) -> Tensor:
         """States `[n, W]` of the last known tokens, row after row: of all that have no KV, at most `_FEW`, at least one."""
         past, end = self._pasts[request.id], missing(request)
-        self._catch_up([(request, end - 1, _FEW - 1)])
         states = past.rows(min(past.computed, end - 1), end)
         assert states is not None
         return states.contiguous()
@@ -293,8 +294,8 @@ class Eagle(Drafter):
 
     @torch.inference_mode()
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
-        """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once, so
-        that samples of one prompt share the KV."""
+        """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once where
+        samples of one prompt share the KV."""
         if self._passed(batch, proposal, verdict, scores):
             return
         rest = self._outside(batch, scores)
@@ -320,8 +321,10 @@ class Eagle(Drafter):
             self._pasts[request.id] = self._begun(request)
         past = self._pasts[request.id]
         past.add(request.computed, states)
-        if request.computed < request.prompt_len:
-            return request, min(request.computed + len(states), missing(request)), 0
+        end = request.computed + len(states)
+        if request.computed < request.prompt_len:  # its end is read with the first round's states, if nobody waits to share it
+            alone = self._lags is not None and end >= request.prompt_len and request.params.n == 1
+            return request, min(end, missing(request)), _CHUNK if alone else 0
         return request, request.computed, _CHUNK
 
     def _outside(self, batch: Batch, scores: Scores) -> list[int]:
