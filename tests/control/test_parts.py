@@ -19,7 +19,7 @@ from outrider.control.costs import OLD, WINDOW, Costs, Curve, bucket, grain, rob
 from outrider.control.cut import shorten, worth
 from outrider.control.limits import bounds
 from outrider.control.plan import Load, Planner
-from outrider.control.probes import Allowance
+from outrider.control.probes import GAP, Allowance
 from outrider.control.rates import Rates, pull
 from outrider.control.story import Story
 from outrider.control.turns import Turns
@@ -228,7 +228,7 @@ def test_trials_are_paid_from_one_percent_of_the_time() -> None:
     trials = 0
     for round_ in range(10_000):
         allowance.earn(1.0)
-        if allowance.due(round_, False) and allowance.affords(0.3):
+        if round_ >= GAP and allowance.affords(0.3):
             allowance.pay(0.3, 0.0)
             trials += 1
     assert 300 <= trials <= 334

@@ -251,7 +251,7 @@ class Goodput:
             return
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
-        hurry = new and not (self._off and bucket(len(batch)) == bucket(self._size))  # else guesses have little to promise
+        hurry = new and not (self._off and bucket(len(batch)) in self.known.quiet)  # else guesses have little to promise
         if begun < (self._next_welcome if hurry else self._next_plan):
             self._stale = self._stale or new
             for state in states:
@@ -279,6 +279,7 @@ class Goodput:
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
         self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
+        (self.known.quiet.add if self._off else self.known.quiet.discard)(bucket(len(batch)))
         self._judge.renew()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         ended = self._clock()
@@ -343,7 +344,7 @@ class Goodput:
         book, self._eager = self._book, False
         off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0 and self._allowance.any]
         waiting = [(book.state(batch.requests[b]), b) for b in off]
-        due = [(s.drafted, b) for s, b in waiting if self._allowance.due(book.round - s.drafted, s.eager)]
+        due = [(s.drafted, b) for s, b in waiting if s.eager or book.round - s.drafted >= GAP]
         if not due:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
@@ -392,8 +393,6 @@ class Goodput:
                 self._eager = self._eager or state.eager
 
     def _book_drafting(self, asked: Asked, seconds: float) -> None:
-        if not asked.deepest:
-            return
         self._unsteady = 0 if asked.steady else self._unsteady + 1
         known = asked.steady or self._unsteady >= PATIENCE
         if known or (self.costs.tried and seconds < self.costs.draft(asked.drafted, asked.deepest)):  # catching up takes longer

@@ -37,10 +37,6 @@ class Allowance:
         """A round took so long. Nothing is saved up beyond one trial and a little."""
         self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self._price, SHARE * seconds))
 
-    def due(self, rounds: int, eager: bool) -> bool:
-        """Whether a request may be tried that was last drafted for so many rounds ago."""
-        return rounds >= GAP or eager
-
     def affords(self, price: float) -> bool:
         """Whether there is enough for a trial that should cost `price`; trials so far may say that it will cost more."""
         self._price = max(price, robust(self._prices) if len(self._prices) > 2 else 0.0)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ROWS = (4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 REQUESTS = (1, 4, 16, 48, 96)
 NARROW, WORK = 1024, 4e10
-"""Rows that are narrow for any model, and rows times a layer's weights up to which a layer runs faster than it is launched (0.2 ms,
-at 400 Tflop/s)."""
+"""Rows that are narrow for any model, and rows times a layer's weights up to which a layer runs faster than it is launched (0.2
+milliseconds, at 400 Tflop/s)."""
 
 
 class Shape(NamedTuple):
