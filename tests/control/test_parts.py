@@ -220,6 +220,29 @@ def test_an_optimal_depth_of_the_textbook() -> None:
     assert plan.depths == (6,) and plan.speed == pytest.approx(2.47, abs=0.005)
 
 
+# Budgets
+
+
+def test_a_large_batch_that_has_just_grown_gets_no_guesses_yet() -> None:
+    goodput = Goodput(Asks(4, 4))
+    goodput.overlaps = True
+    goodput.known.referenced |= set(range(8))
+    for size in (1, 16, 64):
+        for rows in (size, 5 * size):
+            goodput.costs.add_verify(size, rows, 1.0)
+        goodput.costs.add_draft(size, 4, 0.01)
+    requests = [tiny.request([1, 2]) for _ in range(66)]
+    for number, request in enumerate(requests):
+        request.id, request.computed, request.limit = number, 2, 64
+
+    def deepest(size: int) -> int:
+        return max(goodput.budget(Batch(tuple(requests[:size]), (1,) * size, (True,) * size, (9,) * size)).depth)
+
+    assert deepest(1) > 0, "one alone need not wait"
+    assert [deepest(size) > 0 for size in (20, 40, 60, 60, 64, 64)] == [False, False, False, True, True, True]
+    assert [deepest(size) > 0 for size in (4, 6, 8)] == [True, True, True]
+
+
 # Probes, cuts, words
 
 

@@ -68,6 +68,18 @@ def test_what_nobody_guesses_for_is_read_before_the_ring_is_full() -> None:
     )
 
 
+def test_those_who_began_apart_are_read_together_from_then_on() -> None:
+    lags, climbs, (one, two) = made()
+    lags.enter([one], [3])
+    for _ in range(5):
+        lags.grow([one], [None], [1])
+    lags.enter([two], [3])
+    for _ in range(10 * MOST):
+        lags.grow([one, two], [None, None], [1, 1])
+    assert all([i for i, _ in call] == [one.id, two.id] for call in climbs.asked)
+    assert len(climbs.asked) == 1 + (10 * MOST - (MOST - DEPTH - 1 - 5)) // (MOST - DEPTH), "no more often than one alone"
+
+
 def test_leaving_reads_what_is_left() -> None:
     for able in (True, False):
         lags, climbs, (one, _) = made(able)

@@ -32,6 +32,7 @@ from .rates import pull
 from .shelf import Known
 from .stalls import LEAST, SPIKE
 from .story import Story, why
+from .thought import Thought
 from .usual import Usual
 
 REPLAN, SETTLED = 3, 12
@@ -44,11 +45,6 @@ SAFER = 1.005
 """... or this much, if it is to make no guesses at all: being no slower than plain decoding comes first."""
 REFERENCE = 0.005
 """Share of time for plain rounds while guesses are made."""
-THINKING, WONDERING, WELCOME = 0.02, 0.005, 0.1
-"""Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
-and where somebody is new, who has until then what the last plan gave most requests."""
-QUICK = 2e-4
-"""Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
@@ -84,9 +80,9 @@ class Goodput:
         self._gain, self._plain_at, self._drafted_at, self._off, self._stale = 1.0, 0, 0, False, False
         self._load: Load | None = None
         self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
-        self._next_plan, self._next_welcome, self._size, self._plain = float("-inf"), float("-inf"), 0, 0
+        self._size = self._width = self._plain = 0
         self._usual_depth: int | None = None
-        self._thought = QUICK
+        self._thought = Thought()
         self.overlaps, self._eager = False, False
         self._judge, self._lookout, self._watches, self._spikes, self._unsteady = self.known.judge, Lookout(), False, 0, 0
         self._usual = Usual(self.costs)
@@ -103,7 +99,7 @@ class Goodput:
         free = [b for b, (low, high) in enumerate(limits) if high > low]
         depths = [low for low, _ in limits]
         probes = frozenset[int]()
-        if free:
+        if free and not self._grows(len(batch)):
             self._plan(batch, limits)
             rests = not any(depths) and self._rests(len(batch))
             wishes = [0 if rests else min(limits[b][1], self._book.state(batch.requests[b]).depth or 0) for b in free]
@@ -120,10 +116,15 @@ class Goodput:
                 self._plain_at = self._book.round
         return self._asked(batch, depths, probes)
 
+    def _grows(self, size: int) -> bool:
+        """Whether a large batch has just become larger, and may go on so: guesses would keep those who come next waiting."""
+        return self.overlaps and size > TRIED and (size - self._width) * FEWER > self._width
+
     def _asked(self, batch: Batch, depths: list[int], probes: frozenset[int] = frozenset(), foreseen: bool = False) -> Budget:
         """Note it down."""
         if any(depths):
             self._stalls.use(len(batch), max(depths))
+        self._width = len(batch)
         self._judge.tick(len(batch))
         self._book.ask(batch, depths, probes, batch.blind, foreseen)
         return self._shape.budget(batch, depths)
@@ -136,12 +137,12 @@ class Goodput:
         if asked is None or any(asked.depths):
             return False
         trial = self._allowance.ripe and (self._eager or self._book.round - self._drafted_at >= GAP)
-        anew = (self._stale or self._book.turned) and self._clock() >= self._next_plan
+        anew = (self._stale or self._book.turned) and self._thought.due(self._clock())
         return self._plain > 0 or (self._off and not anew and not trial)
 
     def rest(self, batch: Batch) -> Budget:
         """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
-        self._plain -= 1
+        self._plain, self._width = self._plain - 1, len(batch)
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
         self._judge.tick(len(batch))
         self._book.ask(batch, [0] * len(batch), ahead=True)
@@ -231,7 +232,8 @@ class Goodput:
             if batch == 1:
                 self._lookout.saw(tokens > 1, min(wall, ODD * self._usual.seconds(now, 1, event.rows)), tokens / plain)
             if not self._watches and self._judge.add(batch, tokens, wall, plain):
-                self._planned, self._next_plan = -SETTLED, float("-inf")
+                self._planned = -SETTLED
+                self._thought.urge()
                 self._judge.renew()
 
     @property
@@ -252,7 +254,7 @@ class Goodput:
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
         hurry = new and not (self._off and bucket(len(batch)) in self.known.quiet)  # else guesses have little to promise
-        if begun < (self._next_welcome if hurry else self._next_plan):
+        if not self._thought.due(begun, hurry):
             self._stale = self._stale or new
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth
@@ -282,10 +284,8 @@ class Goodput:
         (self.known.quiet.add if self._off else self.known.quiet.discard)(bucket(len(batch)))
         self._judge.renew()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
-        ended = self._clock()
-        self._thought = min(ended - begun, 2 * max(self._thought, QUICK))  # a stall is no price
-        self._next_plan = ended + self._thought / (WONDERING if self._off else THINKING)
-        self._next_welcome, self._usual_depth = ended + self._thought / WELCOME, median_low(plan.depths) if plan.depths else None
+        self._thought.planned(begun, self._clock(), self._off)
+        self._usual_depth = median_low(plan.depths) if plan.depths else None
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: why(planner, plan, self._gain))
 

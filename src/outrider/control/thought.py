@@ -1,0 +1,31 @@
+"""When to plan: plans take time themselves, of which they may have a share."""
+
+from __future__ import annotations
+
+THINKING, WONDERING, WELCOME = 0.02, 0.005, 0.1
+"""Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
+and where somebody is new, who has until then what the last plan gave most requests."""
+QUICK = 2e-4
+"""Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
+_NOW = float("-inf")
+
+
+class Thought:
+    """Of one controller."""
+
+    def __init__(self) -> None:
+        self._took, self._next, self._welcome = QUICK, _NOW, _NOW
+
+    def due(self, now: float, hurry: bool = False) -> bool:
+        """Whether a plan may be made; `hurry`: somebody is new."""
+        return now >= (self._welcome if hurry else self._next)
+
+    def urge(self) -> None:
+        """The next one is due at once."""
+        self._next = _NOW
+
+    def planned(self, begun: float, ended: float, idle: bool) -> None:
+        """A plan was made; `idle`: nobody is given guesses."""
+        self._took = min(ended - begun, 2 * max(self._took, QUICK))  # a stall is no price
+        self._next = ended + self._took / (WONDERING if idle else THINKING)
+        self._welcome = ended + self._took / WELCOME
