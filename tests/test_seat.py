@@ -131,12 +131,20 @@ def test_a_roomier_shape_stands_in_for_one_that_is_seldom_wanted() -> None:
         made.append(name)
         return name
 
-    assert replays.get((2, 2, ("a",)), lambda: make("large")) == "large"
-    assert [replays.get((1, 2, ("a",)), lambda: make("small")) for _ in range(PATIENCE)] == ["large"] * PATIENCE
-    assert replays.get((1, 2, ("a",)), lambda: make("small")) == "small"
-    assert replays.get((1, 2, ("b",)), lambda: make("other")) == "other", "of another kind, nothing can stand in"
-    assert replays.get((4, 2, ("a",)), lambda: make("larger")) == "larger"
+    assert replays.get((2, 2, ("a",)), lambda _: make("large")) == "large"
+    assert [replays.get((1, 2, ("a",)), lambda _: make("small")) for _ in range(PATIENCE)] == ["large"] * PATIENCE
+    assert replays.get((1, 2, ("a",)), lambda _: make("small")) == "small"
+    assert replays.get((1, 2, ("b",)), lambda _: make("other")) == "other", "of another kind, nothing can stand in"
+    assert replays.get((4, 2, ("a",)), lambda _: make("larger")) == "larger"
     assert made == ["large", "small", "other", "larger"]
+
+
+def test_a_roomy_shape_is_made_before_those_it_stands_in_for() -> None:
+    replays: Replays[tuple[int, int]] = Replays(None, "test")  # type: ignore[arg-type]
+    assert replays.get((2, 8), lambda s: s, (2, 48)) == (2, 48)
+    assert replays.get((1, 16), lambda s: s, (1, 48)) == (2, 48), "it will do"
+    assert replays.get((4, 8), lambda s: s, (4, 48)) == (4, 48), "for twice as many it will not"
+    assert [replays.get((2, 8), lambda s: s, (2, 48)) for _ in range(PATIENCE)] == [(2, 48)] * (PATIENCE - 1) + [(2, 8)]
 
 
 def test_what_is_roomier() -> None:

@@ -118,13 +118,13 @@ class Goodput:
 
     def _grows(self, size: int) -> bool:
         """Whether a large batch has just become larger, and may go on so: guesses would keep those who come next waiting."""
-        return self.overlaps and size > TRIED and (size - self._width) * FEWER > self._width
+        before, self._width = self._width, size
+        return self.overlaps and size > TRIED and (size - before) * FEWER > before
 
     def _asked(self, batch: Batch, depths: list[int], probes: frozenset[int] = frozenset(), foreseen: bool = False) -> Budget:
         """Note it down."""
         if any(depths):
             self._stalls.use(len(batch), max(depths))
-        self._width = len(batch)
         self._judge.tick(len(batch))
         self._book.ask(batch, depths, probes, batch.blind, foreseen)
         return self._shape.budget(batch, depths)

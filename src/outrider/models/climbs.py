@@ -102,7 +102,8 @@ class Climbs:
         if fresh is None or longest is None or count is None:
             return None
         shape = Shape(count, fresh, depth, self.width, longest, any(map(filters, requests)))
-        made = self.replays.get(shape, lambda: (Strand if self.width == 1 else Branching)(shape, self))
+        roomy = shape._replace(fresh=FRESH[-1]) if count > 1 else None  # how much is unread in a trial is never the same
+        made = self.replays.get(shape, lambda s: (Strand if self.width == 1 else Branching)(s, self), roomy)
         return None if made is None else made.play(asked, self.stage.book.take(requests))
 
 

@@ -68,7 +68,7 @@ class MedusaReplays:
         if count is None or not self.stage.book.room(requests):
             return None
         shape = shape._replace(requests=count, filters=any(map(filters, requests)))
-        made = self.replays.get(shape, lambda: MedusaReplay(shape, self))
+        made = self.replays.get(shape, lambda s: MedusaReplay(s, self))
         return None if made is None else made.play(asked, self.stage.book.take(requests))
 
 

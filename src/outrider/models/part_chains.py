@@ -54,7 +54,7 @@ class PartChains:
         if not all(map(self.stage.holds, requests)) or not self.stage.book.room(requests):
             return None
         shape = Shape(count, depth, tuple(layers), longest, any(map(filters, requests)))
-        made = self.replays.get(shape, lambda: PartChain(shape, self))
+        made = self.replays.get(shape, lambda s: PartChain(s, self))
         if made is None:
             return None
         self.stage.loans.spoil(batch)

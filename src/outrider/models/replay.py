@@ -10,7 +10,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -21,6 +22,7 @@ from .loans import Loans
 from .rounds import Machine
 
 T = TypeVar("T")
+S = TypeVar("S", bound=tuple[Any, ...])
 MOST = 64
 """Shapes that a drafter keeps captured at once."""
 PATIENCE = 64
@@ -56,19 +58,19 @@ class Replays(Generic[T]):
         self._made: dict[tuple[Any, ...], T] = {}
         self._wanted = Counter[tuple[Any, ...]]()
 
-    def get(self, shape: tuple[Any, ...], make: Callable[[], T]) -> T | None:
-        """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither, None
-        where it cannot be."""
+    def get(self, shape: S, make: Callable[[S], T], roomy: S | None = None) -> T | None:
+        """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither (first a
+        `roomy` one, which will do for many), None where it cannot be."""
         if self.off:
             return None
         if shape not in self._made and self._wanted[shape] < PATIENCE:
             self._wanted[shape] += 1
-            shape = min((s for s in self._made if within(shape, s)), default=shape)
+            shape = cast(S, min((s for s in self._made if within(shape, s)), default=roomy or shape))
         found = self._made.pop(shape, None)
         if found is None:
             if len(self._made) >= MOST:
                 del self._made[next(iter(self._made))]
-            found = self._new(make)
+            found = self._new(partial(make, shape))
             if found is None:
                 return None
         self._made[shape] = found
