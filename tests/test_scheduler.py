@@ -147,6 +147,8 @@ def test_waiting_is_first_come_first_served() -> None:
     own.remove(made[0])
     own.cache.release(made[0])
     assert [i for i, _, _ in play(own)] == [made[1].id, made[2].id], "a full house admits nobody"
+    batch = own.next()
+    assert batch is not None and batch.queued and own.waiting
 
 
 def test_newcomers_to_a_full_house_are_let_in_together(monkeypatch: pytest.MonkeyPatch) -> None:

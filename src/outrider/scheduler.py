@@ -137,7 +137,7 @@ class Scheduler:
             return None
         ready = tuple(r.computed + pending == len(r.tokens) for r, pending, _ in chosen)
         rooms_out = tuple(room for _, _, room in chosen)
-        return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind)
+        return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind, bool(self.waiting))
 
     def _turn(self, able: list[Fed]) -> list[Fed]:
         """One kind of work alone; each kind that there is gets its turn."""

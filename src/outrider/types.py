@@ -125,13 +125,14 @@ class Batch:
     """What one round works on. `pending[b]` tokens of `requests[b]`, from `computed` on, enter this pass;
     `ready[b]` says that they reach the last known token, so the request can be given a next token.
     `room[b]` is how many draft nodes have KV slots reserved. `blind`: the round before is still in flight, so only the device
-    knows where the requests stand."""
+    knows where the requests stand. `queued`: others wait to be let in, for whom whoever ends makes room."""
 
     requests: tuple[Request, ...]
     pending: tuple[int, ...]
     ready: tuple[bool, ...]
     room: tuple[int, ...]
     blind: bool = False
+    queued: bool = False
 
     def __len__(self) -> int:
         return len(self.requests)

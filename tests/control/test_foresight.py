@@ -10,6 +10,7 @@ import pytest
 from outrider.bench.simulate import Clock, laptop, overlapped
 from outrider.config import SamplingParams
 from outrider.control import Fixed, Foresight
+from outrider.control.fees import Fee
 from outrider.control.pace import ENOUGH, FEW, LATER, Pace
 from outrider.control.streaks import LONGEST, Streaks, Text
 from outrider.protocols import Controller
@@ -232,3 +233,19 @@ def test_what_many_requests_would_take_is_found_out_with_one() -> None:
             items.append(Committed(request, (number + 1,), (NONE,), 0, 0, (), (), "", Finish.RUNNING))
         controller.observe(StepEvent(tuple(items), 0.0, 0.1, 0.1, 0, 8, (0,) * 8))
     assert controller._pace.known and asked > 20
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("lucky", [0, 1, 4, 16])
+def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_places(
+    lucky: int, queued: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 requests of which some have ten right guesses, in a round that takes half as long again as a plain one."""
+    foresight = Foresight(copies(1, 5, 20))  # type: ignore[arg-type]
+    prices = [1.0] * 300, [0.0] * 11, Fee(0.0, 0.5)
+    monkeypatch.setattr(foresight, "_priced", lambda size, drafted: prices)
+    requests = tuple(Request(i, [0], 1, SamplingParams(), key=i, seed=i) for i in range(16))
+    batch = Batch(requests, (1,) * 16, (True,) * 16, (99,) * 16, queued=queued)
+    outlooks = [[float(n) for n in range(11)] if b < lucky else [0.0] for b in range(16)]
+    depth = foresight._worth(batch, outlooks, 10)
+    assert (depth == 10) == (lucky > 3 or (lucky > 0 and queued)) and depth in (0, 10)

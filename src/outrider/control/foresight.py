@@ -10,6 +10,7 @@ Which rounds have guesses depends on the text before them alone, as the classica
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -207,7 +208,7 @@ class Foresight(Goodput):
             if size == 1:
                 tokens, after = ready + kept * outlooks[0][k], rows + k
             else:
-                tokens = ready + kept * sum(o[min(k, len(o) - 1)] for o in outlooks)
+                tokens = _together(ready, [kept * o[min(k, len(o) - 1)] for o in outlooks], batch.queued)
                 after = rows + sum(min(k, len(o) - 1) for o in outlooks)
             speeds[k] = tokens / (self._at(passes, after) + drafting[k] + beside)
             if speeds[k] > speeds[wish]:
@@ -294,6 +295,15 @@ class Foresight(Goodput):
     def _reckoning(self) -> str:
         chances = self.known.streaks.chances()
         return f"lookups right in {chances[0]:.0%} of cases, in {chances[3]:.0%} after three that were; used where they pay"
+
+
+def _together(ready: int, more: Sequence[float], queued: bool) -> float:
+    """What a round is worth in tokens, if it brings each request so many `more` than one. While others wait, all tokens are
+    worth the same: whoever ends makes room. Else the geometric mean counts, as in proportional fairness (Kelly 1997): a round
+    that takes longer for the sake of a few is no gain for the others, and one of fewer requests takes as long."""
+    if queued:
+        return ready + sum(more)
+    return ready * math.exp(sum([math.log1p(m) for m in more if m]) / max(1, ready))
 
 
 def _writing(event: StepEvent) -> list[Request]:
