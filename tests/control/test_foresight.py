@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -249,3 +250,16 @@ def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_pl
     outlooks = [[float(n) for n in range(11)] if b < lucky else [0.0] for b in range(16)]
     depth = foresight._worth(batch, outlooks, 10)
     assert (depth == 10) == (lucky > 3 or (lucky > 0 and queued)) and depth in (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("size", "depth", "wakes", "looks"), [(8, 0, False, 16), (16, 0, False, 4), (16, 3, False, 16), (16, 0, True, 16)]
+)
+def test_where_nothing_pays_a_large_batch_is_looked_at_now_and_then(size: int, depth: int, wakes: bool, looks: int) -> None:
+    foresight = Foresight(copies(1, 5, 20))  # type: ignore[arg-type]
+    foresight._wakes = wakes
+    event = SimpleNamespace(committed=(None,) * size, depths=(depth,) * size)
+    for _ in range(16):
+        looks -= foresight._worth_a_look(event)  # type: ignore[arg-type]
+        foresight._book.round += 1
+    assert not looks

@@ -185,11 +185,11 @@ class TestReplays:
     def test_of_too_many_the_one_longest_unused_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replay, "MOST", 2)
         made = self.made()
-        assert [made.get((s,), lambda: "new") for s in "abac"] == ["new"] * 4
-        assert [made.get((s,), lambda: "other") for s in "ab"] == ["new", "other"]
+        assert [made.get((s,), lambda _: "new") for s in "abac"] == ["new"] * 4
+        assert [made.get((s,), lambda _: "other") for s in "ab"] == ["new", "other"]
 
     def test_what_cannot_be_captured(self) -> None:
-        def make() -> str:
+        def make(shape: object) -> str:
             raise RuntimeError("not permitted when stream is capturing")
 
         made = self.made()
@@ -197,12 +197,12 @@ class TestReplays:
             assert made.get((1,), make) is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            assert made.get((2,), lambda: "never") is None
+            assert made.get((2,), lambda _: "never") is None
 
     def test_memory_that_can_be_had(self) -> None:
         made, tries = self.made(), []
 
-        def make() -> str:
+        def make(shape: object) -> str:
             tries.append(1)
             if len(tries) == 1:
                 raise torch.OutOfMemoryError("no memory")

@@ -22,7 +22,7 @@ from ..types import Batch, Budget, Finish, Request, StepEvent
 from .book import Asked
 from .costs import bucket
 from .fees import Fee
-from .goodput import Goodput
+from .goodput import SPARSE, TRIED, Goodput
 from .limits import bounds
 from .plan import limits as depths_worth
 from .shelf import Known
@@ -131,7 +131,8 @@ class Foresight(Goodput):
         if self._book.round % 256 == 0:  # some ended unseen
             self._texts = {i: t for i, t in self._texts.items() if t.request.finish is Finish.RUNNING}
         if self._able and self._there(len(event.committed)):
-            self._look(event)
+            if self._worth_a_look(event):
+                self._look(event)
         else:
             self._sees = False
             self._taste(event)
@@ -142,6 +143,10 @@ class Foresight(Goodput):
         if self._timely[0] != when:
             self._timely = when, self._pace.affords(size)
         return self._timely[1]
+
+    def _worth_a_look(self, event: StepEvent) -> bool:
+        """In large batches, where nothing was seen that pays, only now and then: looking keeps the host from launching."""
+        return len(event.committed) <= TRIED or self._wakes or any(event.depths) or self._book.round % SPARSE == 0
 
     def _taste(self, event: StepEvent) -> None:
         """Find out what a look takes, where there are too many to look at all."""

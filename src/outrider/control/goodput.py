@@ -26,7 +26,7 @@ from .limits import Shape, bounds
 from .lookout import Lookout
 from .plan import Load, Plan, Planner
 from .plan import limits as depths_worth
-from .probes import GAP
+from .probes import GAP, Allowance
 from .prompts import Prompts
 from .rates import pull
 from .shelf import Known
@@ -73,7 +73,7 @@ class Goodput:
         self.costs, self._stalls = self.known.costs, self.known.stalls
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._book = Book(self.known)
-        self._allowance = self.known.allowance
+        self._allowance = Allowance()
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()

@@ -13,7 +13,6 @@ from .costs import Costs
 from .fees import Fees
 from .judge import Judge
 from .pace import Pace
-from .probes import Allowance
 from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
@@ -27,9 +26,8 @@ those before it came true."""
 @dataclass(slots=True)
 class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
-    what was `kept` of their promises by size class of the batch, verdicts, what trials may cost, and what was seen of plain
-    rounds: sizes of batches `plain`, those that were tried on purpose (`referenced`), and those in which nobody was to get
-    guesses (`quiet`)."""
+    what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
+    `plain`, those that were tried on purpose (`referenced`), and those in which nobody was to get guesses (`quiet`)."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -39,7 +37,6 @@ class Known:
     fees: Fees = field(default_factory=Fees)
     kept: dict[int, Tally] = field(default_factory=dict)
     judge: Judge = field(default_factory=Judge)
-    allowance: Allowance = field(default_factory=Allowance)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
     quiet: set[int] = field(default_factory=set)
