@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from outrider.config import SamplingParams
 from outrider.llm import LLM
 from outrider.plan.acceptance import Chances
-from outrider.plan.costs import Table
+from outrider.plan.costs import Samples, Table, typical
 from outrider.plan.measure import WARM, Measurer
 from outrider.plan.predict import predict
-from outrider.plan.stretches import right
+from outrider.plan.stretches import Asked, Stretches, right
 from tests.models.tiny_gguf import Tiny
 
 TEXTS = ("one two one two one two one two three", "a b c d a b c d a b", "the cat sat on the mat and the cat sat")
@@ -40,6 +41,21 @@ def measurer(llm: LLM) -> Measurer:
 def test_a_tree_against_a_text() -> None:
     tree = [(5, -1), (6, -1), (7, 1), (8, 1), (9, 3)]
     assert right(tree, [6, 8, 9, 1]) == 3 and right(tree, [5, 7]) == 1 and right(tree, [4]) == 0 and right([], [1]) == 0
+
+
+def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_mean(llm: LLM) -> None:
+    now, samples = [0.0], Samples()
+    control = Stretches(llm.engine.drafter.drafter, (2,), samples, lambda: now[0])
+    item = SimpleNamespace(request=SimpleNamespace(id=1), tokens=(1,))
+    event = SimpleNamespace(committed=(item,), prefill=0, rows=1, verify_seconds=1.0, draft_seconds=0.0, depths=(0,))
+    control.wake(1)
+    for number in range(101):
+        control._open.append(Asked((1,), 0, counts=number % 20 > 0))
+        now[0] += 1.6 if number % 5 == 1 else 0.9 if number % 5 == 2 else 1.1
+        control.observe(event)  # type: ignore[arg-type]
+    control.close()
+    assert len(samples.parts["other"][1, 0]) == 95
+    assert typical(samples.parts["other"][1, 0]) == pytest.approx(0.16, abs=0.01)
 
 
 @pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])

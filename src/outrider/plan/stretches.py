@@ -106,12 +106,14 @@ class Stretches(Fixed):
         self._last: float | None = None
         self._fresh, self._size, self._begun = True, 0, False
         self._before = 0.0
+        self._row: tuple[tuple[int, int], list[float]] = (0, 0), []
         self._firsts: list[tuple[int, int, float]] = []
         self._walls: dict[tuple[int, int], list[float]] = {}
 
     def wake(self, size: int) -> None:
         """A new group of so many texts is about to begin."""
         self._size = size
+        self._flush()
         self._last, self._fresh, self._left, self._begun = None, True, 0, False
         self._open.clear()
 
@@ -157,11 +159,14 @@ class Stretches(Fixed):
             self._firsts.append((batch, asked.depth, before + wall))
             return
         if not asked.counts:
+            self._flush()
             return
         add = self.samples.add
         self._walls.setdefault((batch, asked.depth), []).append(wall)
         add("verify", batch, event.rows, event.verify_seconds)
-        add("other", batch, asked.depth, wall - event.verify_seconds - event.draft_seconds)
+        if self._row[0] != (batch, asked.depth):
+            self._flush()
+        self._row = (batch, asked.depth), [*self._row[1], wall - event.verify_seconds - event.draft_seconds]
         if asked.depth:
             add("draft", batch, asked.depth, event.draft_seconds)
             nodes = (event.rows - batch) / batch
@@ -171,9 +176,17 @@ class Stretches(Fixed):
             for item in event.committed:
                 metrics.add(self.stats, item)
 
+    def _flush(self) -> None:
+        """A stretch is over. Its rounds count with their mean: one that was told late makes the next one short."""
+        (batch, depth), found = self._row
+        for _ in found:
+            self.samples.add("other", batch, depth, sum(found) / len(found))
+        self._row = (0, 0), []
+
     def close(self) -> None:
         """All is measured: what a text's first round with guesses and the one before it, in which it may have been launched, took
         beyond such rounds is the drafter's own reading."""
+        self._flush()
         usual = {key: sum(walls) / len(walls) for key, walls in self._walls.items()}
         for batch, depth, seconds in self._firsts:
             if (batch, depth) in usual and (batch, 0) in usual:
