@@ -51,11 +51,11 @@ def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_
     control.wake(1)
     for number in range(101):
         control._open.append(Asked((1,), 0, counts=number % 20 > 0))
-        now[0] += 1.6 if number % 5 == 1 else 0.9 if number % 5 == 2 else 1.1
+        now[0] += 6.0 if number % 20 == 1 else 0.1 if number % 20 < 7 else 1.1
         control.observe(event)  # type: ignore[arg-type]
     control.close()
     assert len(samples.parts["other"][1, 0]) == 95
-    assert typical(samples.parts["other"][1, 0]) == pytest.approx(0.16, abs=0.01)
+    assert typical(samples.parts["other"][1, 0]) == pytest.approx((6.0 + 5 * 0.1 + 13 * 1.1) / 19 - 1.0)
 
 
 @pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])
