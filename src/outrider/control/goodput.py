@@ -253,7 +253,7 @@ class Goodput:
             return
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
-        hurry = new and not (self._off and bucket(len(batch)) in self.known.quiet)  # else guesses have little to promise
+        hurry = new and not (self._off and bucket(len(batch)) == bucket(self._size))  # else guesses have little to promise
         if not self._thought.due(begun, hurry):
             self._stale = self._stale or new
             for state in states:
@@ -281,7 +281,6 @@ class Goodput:
             state.depth = depth
         self._planned, self._among, self._load = self._book.round, among, load
         self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
-        (self.known.quiet.add if self._off else self.known.quiet.discard)(bucket(len(batch)))
         self._judge.renew()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
         self._thought.planned(begun, self._clock(), self._off)

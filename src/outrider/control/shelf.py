@@ -27,7 +27,7 @@ those before it came true."""
 class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
     what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
-    `plain`, those that were tried on purpose (`referenced`), and those in which nobody was to get guesses (`quiet`)."""
+    `plain`, and those that were tried on purpose (`referenced`)."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -39,7 +39,6 @@ class Known:
     judge: Judge = field(default_factory=Judge)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
-    quiet: set[int] = field(default_factory=set)
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
     reach: Rates = field(init=False)
