@@ -322,8 +322,8 @@ class Eagle(Drafter):
         past = self._pasts[request.id]
         past.add(request.computed, states)
         end = request.computed + len(states)
-        if request.computed < request.prompt_len:  # its end is read with the first round's states, if nobody waits to share it
-            alone = self._lags is not None and end >= request.prompt_len and request.params.n == 1
+        if request.computed < request.prompt_len:  # its end is read with the first round's, if one follows
+            alone = self._lags is not None and end >= request.prompt_len and request.params.n == 1 and request.room > 1
             return request, min(end, missing(request)), _CHUNK if alone else 0
         return request, request.computed, _CHUNK
 
