@@ -16,7 +16,7 @@ from outrider.errors import OutriderError
 from outrider.guard import Guard
 from outrider.models.replay import PATIENCE, Replays, within
 from outrider.protocols import KVNeed
-from outrider.seat import who
+from outrider.seat import _chains, who
 
 from . import heads, tiny
 
@@ -151,3 +151,11 @@ def test_what_is_roomier() -> None:
     assert within((1, False), (1, True)) and not within((1, True), (2, False)) and not within((2, False), (1, True))
     assert within((1, (2,)), (2, (2,))) and not within((1, (2,)), (2, (1,)))
     assert within((2, 1), (4, 9)) and not within((2, 1), (5, 1)), "twice as many requests at most"
+
+
+@pytest.mark.parametrize(
+    ("spec", "chains"),
+    [("ngram", True), ("suffix", True), ("suffix:width=2", False), ("hybrid:members=suffix+ngram", False), ("lookahead", False)],
+)
+def test_only_lookups_of_chains_have_nothing_to_capture_of_their_own(spec: str, chains: bool) -> None:
+    assert _chains(registry.parse(spec)) is chains

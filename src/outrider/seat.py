@@ -97,7 +97,7 @@ class Seat:
     def _controller(self, drafter: Drafter, control: str) -> Controller:
         """One that knows what passes cost already, where it is cheap to find out."""
         made = controllers.make(control, drafter, self.shelf)
-        if isinstance(made, controllers.Foresight):  # lookups: nothing has to be captured but the target's rounds
+        if isinstance(made, controllers.Foresight) and _chains(drafter):
             made.known.stalls.ready = self.target.captured
         if self.target.device.type == "cuda":
             controllers.calibrate(self.target, made)
@@ -135,6 +135,12 @@ class Seat:
     def _capture_nothing(self) -> None:
         """A drafter that is off has no needs."""
         self.target.needs = Needs()
+
+
+def _chains(drafter: Drafter) -> bool:
+    """Whether a drafter looks up chains by itself: then nothing has to be captured but the target's rounds."""
+    looks_up = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
+    return looks_up and drafter.nodes == drafter.depth and not getattr(drafter, "members", ())
 
 
 def who(drafter: Drafter) -> str:

@@ -80,6 +80,14 @@ def test_those_who_began_apart_are_read_together_from_then_on() -> None:
     assert len(climbs.asked) == 1 + (10 * MOST - (MOST - DEPTH - 1 - 5)) // (MOST - DEPTH), "no more often than one alone"
 
 
+def test_where_the_host_knows_the_texts_the_others_are_not_read_with_one_that_is_late() -> None:
+    lags, climbs, (one, two) = made()
+    lags.enter([one, two], [3, 3])
+    for n in range(2 * MOST):
+        lags.grow([one, two], [min(n, MOST), 0], [1, 1])
+    assert climbs.asked and all([i for i, _ in call] == [one.id] for call in climbs.asked)
+
+
 def test_leaving_reads_what_is_left() -> None:
     for able in (True, False):
         lags, climbs, (one, _) = made(able)

@@ -210,6 +210,17 @@ class TestReplays:
 
         assert made.get((1,), make) == "new"
 
+    def test_where_there_is_no_memory_for_a_roomy_one_the_one_asked_for_is_made(self) -> None:
+        made = self.made()
+
+        def make(shape: tuple[int, int]) -> str:
+            if shape[1] > 8:
+                raise torch.OutOfMemoryError("no memory")
+            return str(shape)
+
+        assert made.get((2, 8), make, (2, 48)) == "(2, 8)" and not made.off
+        assert made.get((2, 6), make) == "(2, 8)" and list(made._made) == [(2, 8)], "kept as what it is"
+
 
 if CUDA:
 

@@ -264,6 +264,9 @@ class TestWhatIsKept:
     def test_it_is_told_which_rounds_could_be_had_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         target = World(decoder("llama", True)).target
         monkeypatch.setattr(rounds, "Round", lambda shape, owner: shape)
+        monkeypatch.setattr(target.machine, "graphs", False)
+        assert target.captured(1, 5), "without graphs there is nothing to wait for"
+        monkeypatch.setattr(target.machine, "graphs", True)
         assert not target.captured(1, 5)
         target.machine.round(fields.Shape(1, 16, 16, False, 1024))
         assert target.captured(1, 5) and target.captured(1, 9), "in eight rows or in sixteen"

@@ -58,6 +58,20 @@ def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_
     assert typical(samples.parts["other"][1, 0]) == pytest.approx((6.0 + 5 * 0.1 + 13 * 1.1) / 19 - 1.0)
 
 
+def test_a_stall_is_no_round(llm: LLM) -> None:
+    now, samples = [0.0], Samples()
+    control = Stretches(llm.engine.drafter.drafter, (2,), samples, lambda: now[0])
+    item = SimpleNamespace(request=SimpleNamespace(id=1), tokens=(1,))
+    event = SimpleNamespace(committed=(item,), prefill=0, rows=1, verify_seconds=1.0, draft_seconds=0.0, depths=(0,))
+    control.wake(1)
+    for number in range(101):
+        control._open.append(Asked((1,), 0, counts=number % 20 > 0))
+        now[0] += 30.0 if number in (30, 70) else 1.1
+        control.observe(event)  # type: ignore[arg-type]
+    control.close()
+    assert typical(samples.parts["other"][1, 0]) == pytest.approx(0.1)
+
+
 @pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])
 def test_rounds_of_every_depth_are_foretold(llm: LLM, draft: str) -> None:
     spec = measurer(llm).deepened(draft, 6)

@@ -15,11 +15,18 @@ _LARGE = 1 << 21
 
 
 def blank(count: int, kind: Literal["i", "q"]) -> memoryview:
-    """`count` zeros of 4 ("i") or 8 ("q") bytes, `count` >= 1."""
+    """`count` zeros of 4 ("i") or 8 ("q") bytes, `count` >= 1. Raises `MemoryError`."""
     size = count * _BYTES[kind]
     if size < _LARGE:
         return memoryview(bytearray(size)).cast(kind)
-    memory = mmap.mmap(-1, size)
+    try:
+        memory = (
+            mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            if hasattr(mmap, "MAP_PRIVATE")
+            else mmap.mmap(-1, size)
+        )
+    except OSError as error:
+        raise MemoryError(f"no memory for a table of {size} bytes") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # a system without large pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -67,16 +67,16 @@ class Lags:
     def grow(self, requests: Sequence[Request], known: Sequence[int | None], more: Sequence[int]) -> None:
         """A round puts at most `more` states of each of these requests into the ring; `known` as for `unread`, before it."""
         self._settle()
-        late = False
+        late = list[Request]()
         for request, before, new in zip(requests, known, more, strict=True):
             if request.id in self._of:
                 self._of[request.id] = (self._of[request.id] if before is None else before) + new
                 if self._of[request.id] > self._climbs.most - max(new, self._reach):
-                    late = True
-        if late:  # all at once, which takes no longer, so that they are late together the next time
-            there = [r for r in requests if r.id in self._of]
-            if self._read(there):
-                self.read(there)
+                    late.append(request)
+        if late and not any(n is not None for n in known):  # all, which takes no longer: so they are late together the next time
+            late = [r for r in requests if r.id in self._of]
+        if late and self._read(late):
+            self.read(late)
         if len(requests) == len(self._of):
             room = self._climbs.most - max(1, self._reach)
             self._all, self._spare = tuple(requests), max(0, room - max(self._of.values(), default=room))

@@ -322,9 +322,10 @@ class Eagle(Drafter):
         past = self._pasts[request.id]
         past.add(request.computed, states)
         end = request.computed + len(states)
-        if request.computed < request.prompt_len:  # its end is read with the first round's, if one follows
-            alone = self._lags is not None and end >= request.prompt_len and request.params.n == 1 and request.room > 1
-            return request, min(end, missing(request)), _CHUNK if alone else 0
+        if request.computed < request.prompt_len:  # its end is read with the first captured round's
+            follows = self._lags is not None and self.climbs is not None and self.climbs.holds(request) and request.room > 1
+            waits = follows and end >= request.prompt_len and request.params.n == 1
+            return request, min(end, missing(request)), _CHUNK if waits else 0
         return request, request.computed, _CHUNK
 
     def _outside(self, batch: Batch, scores: Scores) -> list[int]:

@@ -10,7 +10,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import torch
@@ -63,6 +62,7 @@ class Replays(Generic[T]):
         `roomy` one, which will do for many), None where it cannot be."""
         if self.off:
             return None
+        exact = shape
         if shape not in self._made and self._wanted[shape] < PATIENCE:
             self._wanted[shape] += 1
             shape = cast(S, min((s for s in self._made if within(shape, s)), default=roomy or shape))
@@ -70,15 +70,17 @@ class Replays(Generic[T]):
         if found is None:
             if len(self._made) >= MOST:
                 del self._made[next(iter(self._made))]
-            found = self._new(partial(make, shape))
-            if found is None:
+            new = self._new(make, shape, exact)
+            if new is None:
                 return None
+            shape, found = new
         self._made[shape] = found
         return found
 
-    def _new(self, make: Callable[[], T]) -> T | None:
+    def _new(self, make: Callable[[S], T], shape: S, smaller: S) -> tuple[S, T] | None:
+        """What is made for a shape, or for a `smaller` one where there is no memory for it, and for which."""
         try:
-            return make()
+            return shape, make(shape)
         except torch.OutOfMemoryError:
             self._made.clear()
             self.stage.machine.forget()
@@ -86,7 +88,7 @@ class Replays(Generic[T]):
             self._stop(str(error).splitlines()[0])
             return None
         try:
-            return make()
+            return smaller, make(smaller)
         except torch.OutOfMemoryError:
             self._stop("there is no memory for it")
             return None

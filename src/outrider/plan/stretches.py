@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from .. import metrics
 from ..control import Fixed
@@ -21,6 +22,8 @@ QUICK, LONGER = 0.01, 12
 SKIPPED, PLAIN_SKIPPED = 1, 2
 """Rounds at the beginning of a stretch that do not count. Nor does its last one: the next round, of another depth, may be
 launched before it is told."""
+FEW, STALL = 5, 8.0
+"""Rounds of a depth after which one that takes so many times the middle one of the last is a stall, and does not count."""
 
 Tree = list[tuple[int, int]]
 """Guesses as (token, parent's index)."""
@@ -161,8 +164,10 @@ class Stretches(Fixed):
         if not asked.counts:
             self._flush()
             return
-        add = self.samples.add
-        self._walls.setdefault((batch, asked.depth), []).append(wall)
+        add, walls = self.samples.add, self._walls.setdefault((batch, asked.depth), [])
+        if len(walls) >= FEW and wall > STALL * median(walls[-8 * FEW :]):
+            return
+        walls.append(wall)
         add("verify", batch, event.rows, event.verify_seconds)
         if self._row[0] != (batch, asked.depth):
             self._flush()
