@@ -51,7 +51,7 @@ def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_
     control.wake(1)
     for number in range(101):
         control._open.append(Asked((1,), 0, counts=number % 20 > 0))
-        now[0] += 6.0 if number % 20 == 1 else 0.1 if number % 20 < 7 else 1.1
+        now[0] += 6.0 if number % 20 == 10 else 0.1 if 10 < number % 20 < 16 else 1.1
         control.observe(event)  # type: ignore[arg-type]
     control.close()
     assert len(samples.parts["other"][1, 0]) == 95

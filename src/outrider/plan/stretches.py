@@ -165,9 +165,9 @@ class Stretches(Fixed):
             self._flush()
             return
         add, walls = self.samples.add, self._walls.setdefault((batch, asked.depth), [])
-        if len(walls) >= FEW and wall > STALL * median(walls[-8 * FEW :]):
-            return
         walls.append(wall)
+        if len(walls) > FEW and wall > STALL * median(walls[-8 * FEW :]):
+            return
         add("verify", batch, event.rows, event.verify_seconds)
         if self._row[0] != (batch, asked.depth):
             self._flush()
