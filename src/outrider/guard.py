@@ -14,6 +14,7 @@ from typing import cast
 import torch
 
 from . import tree
+from .control.streaks import previews
 from .errors import OutriderError, OutriderWarning, out_of_memory
 from .forced import Forced
 from .protocols import Drafter, Sharing, Start
@@ -42,7 +43,7 @@ class Guard:
         keeps_kv = isinstance(drafter, Sharing) and drafter.needs.kv is not None
         self._sharing: Sharing | None = cast(Sharing, drafter) if keeps_kv else None
         self.observes = type(drafter).observe is not Drafter.observe
-        self.previews = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
+        self.previews = previews(drafter)
         self._forced = Forced(vocab_size)
         self._keeps: Callable[[Sequence[Request]], AbstractContextManager[object]] = nullcontext if own(drafter) else _kept
         self.admits: Callable[[Batch, Proposal], bool] = lambda batch, proposal: False

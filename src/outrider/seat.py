@@ -15,6 +15,7 @@ import torch
 from . import control as controllers
 from .choice import Choice
 from .control.shelf import title
+from .control.streaks import previews
 from .engine import Engine
 from .guard import Guard
 from .loading import make_scheduler, start_for
@@ -139,8 +140,7 @@ class Seat:
 
 def _chains(drafter: Drafter) -> bool:
     """Whether a drafter looks up chains by itself: then nothing has to be captured but the target's rounds."""
-    looks_up = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
-    return looks_up and drafter.nodes == drafter.depth and not getattr(drafter, "members", ())
+    return previews(drafter) and drafter.nodes == drafter.depth and not getattr(drafter, "members", ())
 
 
 def who(drafter: Drafter) -> str:

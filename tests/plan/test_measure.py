@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -43,7 +43,9 @@ def test_a_tree_against_a_text() -> None:
     assert right(tree, [6, 8, 9, 1]) == 3 and right(tree, [5, 7]) == 1 and right(tree, [4]) == 0 and right([], [1]) == 0
 
 
-def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_mean(llm: LLM) -> None:
+def rest_of_plain_rounds(llm: LLM, wall: Callable[[int], float]) -> list[float]:
+    """What is booked beside passes of a second each, for 101 plain rounds told after `wall` seconds, of which every 20th does not
+    count."""
     now, samples = [0.0], Samples()
     control = Stretches(llm.engine.drafter.drafter, (2,), samples, lambda: now[0])
     item = SimpleNamespace(request=SimpleNamespace(id=1), tokens=(1,))
@@ -51,25 +53,21 @@ def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_
     control.wake(1)
     for number in range(101):
         control._open.append(Asked((1,), 0, counts=number % 20 > 0))
-        now[0] += 6.0 if number % 20 == 10 else 0.1 if 10 < number % 20 < 16 else 1.1
+        now[0] += wall(number)
         control.observe(event)  # type: ignore[arg-type]
     control.close()
-    assert len(samples.parts["other"][1, 0]) == 95
-    assert typical(samples.parts["other"][1, 0]) == pytest.approx((6.0 + 5 * 0.1 + 13 * 1.1) / 19 - 1.0)
+    return samples.parts["other"][1, 0]
+
+
+def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_mean(llm: LLM) -> None:
+    found = rest_of_plain_rounds(llm, lambda number: 6.0 if number % 20 == 10 else 0.1 if 10 < number % 20 < 16 else 1.1)
+    assert len(found) == 95
+    assert typical(found) == pytest.approx((6.0 + 5 * 0.1 + 13 * 1.1) / 19 - 1.0)
 
 
 def test_a_stall_is_no_round(llm: LLM) -> None:
-    now, samples = [0.0], Samples()
-    control = Stretches(llm.engine.drafter.drafter, (2,), samples, lambda: now[0])
-    item = SimpleNamespace(request=SimpleNamespace(id=1), tokens=(1,))
-    event = SimpleNamespace(committed=(item,), prefill=0, rows=1, verify_seconds=1.0, draft_seconds=0.0, depths=(0,))
-    control.wake(1)
-    for number in range(101):
-        control._open.append(Asked((1,), 0, counts=number % 20 > 0))
-        now[0] += 30.0 if number in (30, 70) else 1.1
-        control.observe(event)  # type: ignore[arg-type]
-    control.close()
-    assert typical(samples.parts["other"][1, 0]) == pytest.approx(0.1)
+    found = rest_of_plain_rounds(llm, lambda number: 30.0 if number in (30, 70) else 1.1)
+    assert typical(found) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])

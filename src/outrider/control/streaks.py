@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..protocols import Drafter
 from ..types import Request
 
 Preview = Callable[[Request, int], "list[int] | None"]
@@ -20,6 +21,11 @@ COMMON, OWN = 0.995, 0.95
 HOPED, WEAK, PULL = 0.4, 2.0, 6.0
 """Chance of the first guess that is believed before anything was seen; observations that a belief is worth, and everybody's
 record in a request's estimate."""
+
+
+def previews(drafter: Drafter) -> bool:
+    """Whether a drafter has a `preview` of its own: it looks guesses up."""
+    return getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
 
 
 @dataclass(slots=True)

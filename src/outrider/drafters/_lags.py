@@ -73,7 +73,7 @@ class Lags:
                 self._of[request.id] = (self._of[request.id] if before is None else before) + new
                 if self._of[request.id] > self._climbs.most - max(new, self._reach):
                     late.append(request)
-        if late and not any(n is not None for n in known):  # all, which takes no longer: so they are late together the next time
+        if late and all(n is None for n in known):  # all, which takes no longer: so they are late together the next time
             late = [r for r in requests if r.id in self._of]
         if late and self._read(late):
             self.read(late)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..control.costs import Floats
 from ..control.rates import Rates, Track
-from ..control.streaks import Streaks, Text
+from ..control.streaks import Streaks, Text, previews
 from ..control.tally import Tally
 from ..errors import BadInput
 from ..protocols import Drafter
@@ -90,7 +90,7 @@ class Member:
         self.reason: str | None = None
         self.strikes, self.starved, self.pauses = 0, False, 0
         self.looked: float | None = None
-        self.lookup = getattr(type(drafter), "preview", Drafter.preview) is not Drafter.preview
+        self.lookup = previews(drafter)
         self.streaks, self.texts = Streaks(), dict[int, Text]()
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         own = getattr(drafter, "expected", None)

@@ -12,9 +12,7 @@ Voices = list[tuple[int, list[int]]]
 
 def chain(speakers: Voices, floor: float) -> tuple[list[int], float]:
     """The path that has most votes at each step, and how many of its tokens are expected to be right."""
-    total = 0
-    for length, _ in speakers:
-        total += length
+    total = sum([length for length, _ in speakers])
     path, hope, least = list[int](), 0.0, floor * total
     while len(speakers) > 1:
         i, votes, most = len(path), dict[int, int](), 0

@@ -43,10 +43,12 @@ class Shape(NamedTuple):
 def shape_of(rows: Rows, per_tile: int, taps: Collection[str], most: int = ROWS[-1]) -> Shape | None:
     """The smallest bucket for a pass of at most `most` rows; None where there is none."""
     where = rows.where
-    count = bucket(rows.token.shape[0], [r for r in ROWS if r <= most])
+    count = bucket(rows.token.shape[0], ROWS)
     requests, columns = bucket(where.known.shape[0], REQUESTS), bucket(where.path.shape[1], COLUMNS)
     longest = bucket(where.longest, LENGTHS)
-    if count is None or requests is None or columns is None or longest is None or (rows.tree and rows.serial):
+    if count is None or requests is None or columns is None or longest is None:
+        return None
+    if count > most or (rows.tree and rows.serial):
         return None
     return Shape(requests, count, columns, longest, requests + count // per_tile, rows.tree, rows.serial, tuple(sorted(taps)))
 

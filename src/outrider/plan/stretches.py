@@ -171,7 +171,8 @@ class Stretches(Fixed):
         add("verify", batch, event.rows, event.verify_seconds)
         if self._row[0] != (batch, asked.depth):
             self._flush()
-        self._row = (batch, asked.depth), [*self._row[1], wall - event.verify_seconds - event.draft_seconds]
+            self._row = (batch, asked.depth), []
+        self._row[1].append(wall - event.verify_seconds - event.draft_seconds)
         if asked.depth:
             add("draft", batch, asked.depth, event.draft_seconds)
             nodes = (event.rows - batch) / batch
