@@ -29,6 +29,7 @@ LAYERS = (
     {"models"},
     {"accept", "drafters", "control", "metrics", "watch"},
     {"guard", "forced", "outcome", "scheduler", "recovery", "engine"},
+    {"rehearsal"},
     {"loading", "choice", "seat", "llm"},
     {"serve", "bench", "train", "plan", "cli"},
     {"__init__", "__main__"},

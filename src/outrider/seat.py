@@ -22,6 +22,7 @@ from .loading import make_scheduler, start_for
 from .models.target import ModelTarget
 from .models.tokenizer import TextTokenizer
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
+from .rehearsal import TEXT, Drill, Rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Seat:
     def __init__(self, target: ModelTarget, choice: Choice, name: str, tokenizer: TextTokenizer, prefix_cache: bool) -> None:
         self.target, self.choice, self.name, self.tokenizer, self.prefix_cache = target, choice, name, tokenizer, prefix_cache
         self.shelf = controllers.Shelf()
+        self.rehearses = target.device.type == "cuda"
         self._now: Started | None = None
         self._kept: Started | None = None
         if target.stage is not None:
@@ -53,12 +55,15 @@ class Seat:
             started = None
             try:
                 wanted = who(drafter)
-                started = self._kept_for(wanted) or self._begin(drafter, wanted)
+                kept = self._kept_for(wanted)
+                started = kept or self._begin(drafter, wanted)
+                controller = self._controller(started.guard.drafter, control)
+                if kept is None:
+                    self._rehearse(started, accept, controller)
                 why = started.guard.reason
                 if why is None or not self.choice.pass_over(draft, why):
-                    engine = self._engine(started, accept, control)
                     self._settle(started)
-                    return engine
+                    return self._engine(started, accept, controller)
             except BaseException as error:
                 self._undo(before, started)
                 if not isinstance(error, Exception) or not self.choice.pass_over(draft, error):
@@ -89,11 +94,25 @@ class Seat:
             raise
         return Started(guard, start, self.target.needs, wanted)
 
-    def _engine(self, started: Started, accept: AcceptanceRule, control: str) -> Engine:
+    def _engine(
+        self, started: Started, accept: AcceptanceRule, controller: Controller, prefix_cache: bool | None = None
+    ) -> Engine:
         """The target with a drafter that has been started, and a rule."""
-        drafter = started.guard.drafter
-        scheduler = make_scheduler(self.target, drafter, self.prefix_cache)
-        return Engine(self.target, started.guard, scheduler, accept, self._controller(drafter, control))
+        reuse = self.prefix_cache if prefix_cache is None else prefix_cache
+        scheduler = make_scheduler(self.target, started.guard.drafter, reuse)
+        return Engine(self.target, started.guard, scheduler, accept, controller)
+
+    def _rehearse(self, started: Started, accept: AcceptanceRule, controller: Controller) -> None:
+        """What has to be captured for a drafter with passes of its own is captured before the first request."""
+        guard, left = started.guard, self._now
+        if not self.rehearses or not isinstance(controller, controllers.Goodput) or _chains(guard.drafter):
+            return
+        if left is not None:  # captured rounds move the memory that there is
+            self.target.cache.detach(left.start.pool)
+        again, drill = controller.costs.tried, Drill(guard.drafter, controller.known)
+        rehearsal = Rehearsal(self._engine(started, accept, drill, prefix_cache=False), drill, self.tokenizer.encode(TEXT))
+        rehearsal.again() if again else rehearsal.whole()
+        guard.renew()
 
     def _controller(self, drafter: Drafter, control: str) -> Controller:
         """One that knows what passes cost already, where it is cheap to find out."""
@@ -132,6 +151,8 @@ class Seat:
         self.target.needs = needs
         if started is not None and started is not self._now:
             self.target.cache.detach(started.start.pool)
+            if self._now is not None:
+                self.target.cache.reattach(self._now.start.pool)
 
     def _capture_nothing(self) -> None:
         """A drafter that is off has no needs."""

@@ -13,8 +13,11 @@ from ..protocols import Controller, Target
 from ..types import Batch, Proposal, Request
 from .goodput import Goodput
 
-GRID = ((1, 0), (1, 1), (1, 3), (1, 7), (1, 15), (1, 16), (8, 0), (8, 3), (32, 0), (32, 3), (32, 7))
-"""Requests and guesses each, the most telling first: small batches, then large ones."""
+GRID = (
+    *((1, n) for n in (0, 1, 3, 7, 15, 16)),
+    *((size, n) for size in (4, 16, 2, 8, 32, 64) for n in (0, 1, 3, 7)),
+)
+"""Requests and guesses each, the most telling first."""
 TIMES = 3
 """Passes of each; the first one, which warms up, does not count."""
 COMPILING = 60.0

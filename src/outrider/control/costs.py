@@ -29,6 +29,8 @@ HOPE = 0.1
 """Share of the rise between two sizes that is believed to come before the larger one is almost reached."""
 ALIKE = 4.0
 """Samples that the line through all depths is worth where one depth is measured."""
+REACH = 1.2
+"""Times the largest size of a curve that another's must be to tell what lies beyond."""
 SLOPE = 0.02
 """Share that one more row is believed to add to a pass before there is more than one size to compare."""
 
@@ -255,16 +257,18 @@ class Costs:
 
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:
-    """A curve's seconds; one with fewer than two points has the shape of its neighbour, at its own height."""
+    """A curve's seconds. One with fewer than two points has the shape of its neighbour, at its own height; and so has any beyond
+    the largest size it has seen, where a neighbour has seen larger ones."""
     own = curves.get(size)
     others = [k for k, c in curves.items() if k != size and len(c.cells) > 1]
-    if own is not None and (len(own.cells) > 1 or not others):
-        return own.read(at)
-    if not others:
-        return min(curves.items(), key=lambda kc: abs(kc[0] - size))[1].read(at) if curves else Curve().read(at)
-    shape = curves[min(others, key=lambda k: abs(k - size))]
-    if own is None:
-        return shape.read(at)
+    if own is None or not own.cells:
+        near = others or list(curves)
+        return (curves[min(near, key=lambda k: abs(k - size))] if near else Curve()).read(at)
     xs, ys = own.points()
-    scale = float(ys[-1]) / max(1e-12, float(shape.read(xs[-1:])[0]))
-    return shape.read(at) * scale
+    seen = len(own.cells) > 1
+    further = [k for k in others if not seen or max(curves[k].cells) > REACH * xs[-1]]
+    if not further or (seen and at.max(initial=0.0) <= xs[-1]):
+        return own.read(at)
+    shape = curves[min(further, key=lambda k: abs(k - size))]
+    borrowed = shape.read(at) * (float(ys[-1]) / max(1e-12, float(shape.read(xs[-1:])[0])))
+    return np.where(at <= xs[-1], own.read(at), borrowed) if seen else borrowed

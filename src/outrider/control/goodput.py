@@ -72,6 +72,7 @@ class Goodput:
         self.known = known or Known(drafter.depth)
         self.costs, self._stalls = self.known.costs, self.known.stalls
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
+        self._stalls.paced = self._paced
         self._book = Book(self.known)
         self._allowance = Allowance()
         self._story = Story(self.name, clock)
@@ -352,7 +353,7 @@ class Goodput:
         chosen: set[int] = set()
         for _, b in sorted(due)[:TRIED]:
             at_hand = partial(self._trial, size, rows, others, deepest)
-            depth = self._stalls.least(size, limits[b][1])
+            depth = limits[b][1] if self._paced and size > 1 else self._stalls.least(size, limits[b][1])
             least = at_hand(depth)
             deeper = [d for d in depths_worth(limits[b][1]) if size == 1 and d > depth and self._stalls.price(1, d) == 0]
             depth = max([d for d in deeper if at_hand(d) <= AS_DEAR * least], default=depth)

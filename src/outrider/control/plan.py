@@ -65,7 +65,8 @@ class Planner:
         if len(high) == 1 and not self.load.low[0]:
             return self._alone(int(high[0]))
         found = self.value(self.load.low)
-        for limit in limits(int(high.max(initial=0))):
+        most = int(high.max(initial=0))
+        for limit in [most] if self.load.paced else limits(most):
             if self.load.open is not None and limit not in self.load.open:
                 continue
             plan = self._up_to(limit)
@@ -111,6 +112,8 @@ class Planner:
         speed = tokens[start:] / (seconds[start:] + drafting[size] + self.costs.wait(load.batch, deepest))
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
+        if load.paced:
+            taken = np.where(taken > 0, np.maximum(load.low, load.high), 0)
         return Plan(tuple(taken.tolist()), float(speed[at]))
 
     def _totals(self, order: NDArray[np.intp]) -> tuple[Floats, Floats]:

@@ -26,13 +26,15 @@ Shape = tuple[int, int]
 @dataclass(slots=True)
 class Stalls:
     """`met`: uses by size class of the batch and depth; `forgone`: seconds lost so far by not using a depth. `ready`: whether so
-    many requests can look so far ahead without a stall, as far as whoever would stall can tell."""
+    many requests can look so far ahead without a stall, as far as whoever would stall can tell. `paced`: the drafter goes no
+    deeper than it pays, so that what is captured does not follow from the depth it may go to."""
 
     met: dict[Shape, int] = field(default_factory=dict)
     prices: deque[float] = field(default_factory=lambda: deque[float](maxlen=5))
     forgone: dict[Shape, float] = field(default_factory=dict)
     wish: tuple[Shape, float] | None = None
     ready: Callable[[int, int], bool] = lambda batch, depth: False
+    paced: bool = False
 
     @property
     def usual(self) -> float:
@@ -41,24 +43,24 @@ class Stalls:
 
     def price(self, batch: int, depth: int) -> float:
         """What the next use of a depth may cost beside its own time."""
-        shape = bucket(batch), depth
+        shape = self._shape(batch, depth)
         if self.prices and shape not in self.met and self.ready(batch, depth):
             self.met[shape] = 0
         return 0.0 if not self.prices or shape in self.met else self.usual
 
     def use(self, batch: int, depth: int) -> None:
         """A round of this depth is about to run."""
-        shape = bucket(batch), depth
+        shape = self._shape(batch, depth)
         self.met[shape] = self.met.get(shape, 0) + 1
 
     def saw(self, batch: int, depth: int, seconds: float) -> None:
         """A round of this depth took so much longer than it should."""
-        if seconds >= LEAST and self.met.get((bucket(batch), depth), 0) <= FIRST:
+        if seconds >= LEAST and self.met.get(self._shape(batch, depth), 0) <= FIRST:
             self.prices.append(seconds)
 
     def open(self, batch: int, depth: int) -> bool:
         """Whether a depth may be used: it was met, costs nothing, or was missed for long enough."""
-        return self.price(batch, depth) <= self.forgone.get((bucket(batch), depth), 0.0)
+        return self.price(batch, depth) <= self.forgone.get(self._shape(batch, depth), 0.0)
 
     def within(self, batch: int, depth: int) -> int:
         """The greatest depth up to this one that may be used; 0 is always one."""
@@ -70,7 +72,7 @@ class Stalls:
 
     def want(self, batch: int, depth: int, gain: float) -> None:
         """From now on this depth is missed: it would be faster by this share."""
-        self.wish = (bucket(batch), depth), min(1.0, gain)
+        self.wish = self._shape(batch, depth), min(1.0, gain)
 
     def content(self) -> None:
         """Nothing is missed."""
@@ -86,3 +88,6 @@ class Stalls:
             return False
         self.wish = None
         return True
+
+    def _shape(self, batch: int, depth: int) -> Shape:
+        return bucket(batch), min(depth, 1) if self.paced else depth

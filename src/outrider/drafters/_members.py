@@ -66,7 +66,8 @@ class Record(Tally):
 
 
 class Clock:
-    """The middle one of the last seven durations; 0 before there is one."""
+    """The middle one of the last seven durations; of one or two the least, since the first may have to be captured; 0 before
+    there is one."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=7)
@@ -76,7 +77,12 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        return sorted(self._last)[len(self._last) // 2] if self._last else 0.0
+        return sorted(self._last)[len(self._last) // 2 if len(self._last) > 2 else 0] if self._last else 0.0
+
+    @property
+    def sure(self) -> bool:
+        """Whether one that was odd does not count."""
+        return len(self._last) > 2
 
 
 class Member:

@@ -145,10 +145,14 @@ class Hybrid(Panel):
         self._ended, self._sent, self._passed = 0.0, (0, 0), 0
 
     def renew(self) -> bool:
-        """If all members can, it can."""
+        """If all members can, it can. What they take on this machine is no text."""
         if not all(m.reason is None and m.drafter.renew() for m in self.members):
             return False
-        self._join([m.drafter for m in self.members], self.merge, self.whole)
+        before, costs, timed = self.members, self._costs, self._timed
+        self._join([m.drafter for m in before], self.merge, self.whole)
+        self._costs, self._timed = costs, timed
+        for old, member in zip(before, self.members, strict=True):
+            member.clock, member.pace = old.clock, old.pace
         return True
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
@@ -291,7 +295,7 @@ class Hybrid(Panel):
             return most if not hand.width or member.outlook(request) > hand.value else 0
         if not hand.width and (not member.index or request.params.depth is not None):
             return most
-        if not member.pace.seconds and request.params.depth is None:
+        if not member.pace.sure and request.params.depth is None:
             return min(most, _FIRST)
         until, usual = member.stands.get(request.id, (0, 0))
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
