@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from .config import SamplingParams
 from .control import Goodput
@@ -24,32 +25,53 @@ from .types import Batch, Budget, Finish, Request
 
 SIZES = (1, 4, 2, 8, 16, 32, 64)
 """Requests of a batch, the most telling first."""
-PLAIN, ROUNDS = 4, 3
-"""Rounds without guesses, which are launched ahead, and of each depth: the first one may have to be captured."""
+PLAIN, ROUNDS = 4, 5
+"""Rounds without guesses, which are launched ahead, and of each depth and width: the first one may have to be captured."""
 SECONDS, WHOLE = 4.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
 """A round counts for at most so many seconds: the rest is compiling."""
-TEXT = "The lighthouse keeper had written to the harbour master every Friday for eleven years, and"
+SHORTER, KINDS = 9, 8
+"""Each of so many requests is so much shorter than the one before."""
+TEXT = (
+    "The lighthouse keeper had written to the harbour master every Friday for eleven years. He reported the weather, the oil "
+    "that was left, how many ships had passed and in which direction, and whether the stairs were swept. Nobody ever answered. "
+    "When the new harbour master cleared the attic, she found five hundred and seventy letters in a sea chest, tied with tarred "
+    "string, and sat down on the floor to read them. By the evening she knew three things that were on no chart, and"
+)
 """What the made-up requests go on with."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """`rounds` with so many levels of guesses, of so many nodes each."""
+
+    depth: int
+    width: float
+    rounds: int
+
+
 class Drill(Goodput):
-    """Gives everybody `asked` levels, and learns what that takes; what is known of texts is not touched."""
+    """Gives everybody guesses as a scene says, and learns what that takes; what is known of texts is not touched."""
 
     def __init__(self, drafter: Drafter, known: Known) -> None:
         own = Known(known.positions, costs=known.costs, stalls=known.stalls, plain=known.plain, referenced=known.referenced)
         super().__init__(drafter, known=own)
-        self.overlaps, self.asked = True, 0
+        self.overlaps, self.depth = True, 0
+        self.widths = self._trees.widths
+
+    def set(self, scene: Scene) -> None:
+        """What the next rounds are like."""
+        self.depth, self._trees.now = scene.depth, scene.width
 
     def budget(self, batch: Batch) -> Budget:
-        """As many levels as were asked for, where there is room."""
-        return self._asked(batch, [min(self.asked, bounds(batch, b, self._shape.depth)[1]) for b in range(len(batch))])
+        """As many levels as the scene has, where there is room."""
+        return self._asked(batch, [min(self.depth, bounds(batch, b, self._shape.depth)[1]) for b in range(len(batch))])
 
     @property
     def resting(self) -> bool:
-        """While none are asked for."""
-        return not self.asked
+        """While there are to be no guesses."""
+        return not self.depth
 
 
 class Rehearsal:
@@ -64,14 +86,18 @@ class Rehearsal:
 
     def whole(self) -> int:
         """All depths for all sizes of batches; how many sizes there was time and memory for."""
-        plan = [(0, PLAIN + 1), *((depth, ROUNDS) for depth in self.depths)]
-        return self._ended([self._play(size, plan) for size in SIZES if self._goes_on])
+        scenes = [Scene(0, 1.0, PLAIN + 1), *self._scenes(self.depths, ROUNDS)]
+        return self._ended([self._play(size, scenes) for size in SIZES if self._goes_on])
 
     def again(self) -> int:
         """What was used since the last rehearsal, once: it has to be captured anew."""
         met = self.drill.known.stalls.met
-        plans = {s: [(0, 1), *((d, 1) for d in self.depths if met.get((bucket(s), d), 0) > 0)] for s in SIZES}
-        return self._ended([self._play(size, plan) for size, plan in plans.items() if len(plan) > 1 and self._goes_on])
+        used = {size: [d for d in self.depths if met.get((bucket(size), d), 0) > 0] for size in SIZES}
+        scenes = {size: [Scene(0, 1.0, 1), *self._scenes(depths, 1)] for size, depths in used.items() if depths}
+        return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
+
+    def _scenes(self, depths: Sequence[int], rounds: int) -> list[Scene]:
+        return [Scene(depth, width, rounds) for depth in depths for width in self.drill.widths]
 
     @property
     def _goes_on(self) -> bool:
@@ -84,27 +110,29 @@ class Rehearsal:
         stalls.met.update(dict.fromkeys(stalls.met, 0))
         return sum(played)
 
-    def _play(self, size: int, plan: Sequence[tuple[int, int]]) -> bool:
-        """Rounds for so many requests, by depth; whether they came to their end."""
-        tokens = sum((1 + depth) * rounds for depth, rounds in plan) + 2 * (1 + max(self.depths))
+    def _play(self, size: int, scenes: Sequence[Scene]) -> bool:
+        """Rounds for so many requests; whether they came to their end."""
+        tokens = sum((1 + scene.depth) * scene.rounds for scene in scenes) + 2 * (1 + max(self.depths))
         target = self.engine.target
         if size * (len(self.prompt) + tokens + target.cache.block_size) > target.cache.capacity:
             return False
         params = SamplingParams(temperature=0.0, max_tokens=max(1, min(tokens, target.max_len - len(self.prompt))))
-        requests = [Request(-1 - i, list(self.prompt), len(self.prompt), params, key=i, seed=i) for i in range(size)]
+        prompts = [self.prompt[: max(1, len(self.prompt) - SHORTER * (i % KINDS))] for i in range(size)]
+        requests = [Request(-1 - i, list(p), len(p), params, key=i, seed=i) for i, p in enumerate(prompts)]
         try:
             for request in requests:
                 self.engine.add(request)
-            return all(self._round(requests, depth) for depth, rounds in plan for _ in range(rounds))
+            return all(self._round(requests, scene) for scene in scenes for _ in range(scene.rounds))
         except OutOfMemory:
             return False
         finally:
-            self.drill.asked = 0
+            self.drill.set(scenes[0])
             self.engine.abort(requests)
 
-    def _round(self, requests: Sequence[Request], depth: int) -> bool:
+    def _round(self, requests: Sequence[Request], scene: Scene) -> bool:
         """One round; whether everybody goes on."""
-        self.drill.asked, begun = depth, self.clock()
+        self.drill.set(scene)
+        begun = self.clock()
         done = self.engine.step() is not None and all(r.finish is Finish.RUNNING for r in requests)
         self._spent += min(STALL, self.clock() - begun)
         return done and self._goes_on

@@ -11,7 +11,7 @@ from outrider import registry, tree
 from outrider.bench.probes import Replay
 from outrider.config import SamplingParams
 from outrider.drafters._eagle import EaglePupil, EagleTraining
-from outrider.drafters._past import Past, alike
+from outrider.drafters._past import Past, together
 from outrider.drafters._unrolled import Joined, plain, unrolled
 from outrider.drafters.eagle import Eagle
 from outrider.drafters.hybrid import Hybrid
@@ -146,12 +146,11 @@ def test_prompts_in_chunks(chunk, monkeypatch):
 def test_prompts_of_several_requests_are_read_together(wide, together, monkeypatch):
     monkeypatch.setattr("outrider.drafters.eagle._WIDE", wide)
     drafter, fed = heads.eagle(width=1, depth=2), []
-    feed = drafter._feed
-    drafter._feed = lambda requests, *rest: fed.append(len(requests)) or feed(requests, *rest)
+    store = drafter._store
+    drafter._store = lambda chunks: fed.append(len(chunks)) or store(chunks)
     made = [tiny.request(p, GREEDY) for p in tiny.prompts(6, seed=2, low=3, high=14)]
     check_chains(drafter, made)
-    prompts = fed[: 6 if not together else 4]
-    assert (max(prompts) > 1) == together
+    assert (max(fed) > 1) == together
 
 
 def check_chains(drafter, made, world=None, least=20, **scheduling):
@@ -452,17 +451,9 @@ def test_it_must_be_started_by_an_engine():
     assert checkpoint.KEY == "outrider" and eagle_files.LAYOUTS
 
 
-def test_what_is_read_together_is_alike():
+def test_what_is_read_together_is_bounded():
     made = [tiny.request([1]) for _ in range(7)]
     lengths = [10, 9, 5, 4, 3, 1, 30]
     chunks = [(r, torch.zeros(n, 1), n) for r, n in zip(made, lengths, strict=True)]
-    found = list(alike(chunks, 20))
-    assert sorted(len(c[1]) for some in found for c in some) == sorted(lengths)
-    for some in found:
-        rows = [len(c[1]) for c in some]
-        assert len(some) == 1 or (max(rows) * len(some) <= 20 and 2 * min(rows) >= max(rows))
-    assert max(map(len, found)) > 1
-    few = [chunk for chunk in chunks if len(chunk[1]) <= 10]
-    assert [len(some) for some in alike(few, 60, little=60)] == [6], "padding costs nothing where there is little to read"
-    far = [(r, torch.zeros(10, 1), end) for r, end in zip(made, (10, 10**6), strict=False)]
-    assert len(list(alike(far, 20))) == 2, "nobody is padded to a context of another length"
+    found = [[len(states) for _, states, _ in some] for some in together(chunks, 20)]
+    assert found == [[10, 9], [5, 4, 3, 1], [30]], "in order, at most so many rows, or one request"

@@ -6,9 +6,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ..types import Batch, Committed, Finish, Request, StepEvent
 from .costs import bucket
-from .rates import OWN, Rates, Track
+from .plan import Load
+from .rates import OWN, Rates, Track, pull
 from .shelf import Known
 from .turns import Turns
 
@@ -154,6 +157,23 @@ class Book:
     def width(self, most: float) -> float:
         """Rows of a level, of at most `most`, which is believed before anything was seen."""
         return min(most, max(1.0, (self.nodes + most) / (self.levels + 1.0)))
+
+    def load(self, batch: Batch, states: Sequence[State]) -> Load:
+        """A batch with the chances of requests who may look ahead, as they look now; no further than the drafter goes."""
+        accept, offer, reach = self.accept, self.offer, self.reach
+        common, offered, reached = accept.everybody(), offer.everybody(), reach.everybody()
+        alike, offering = pull([s.accept for s in states]), pull([s.offer for s in states])
+        nothing = np.zeros(len(states), dtype=np.int64)
+        return Load(
+            len(batch),
+            sum(batch.ready),
+            sum(batch.pending),
+            np.array([accept.of(s.accept, common, alike) for s in states]),
+            np.array([offer.of(s.offer, offered, offering) for s in states]),
+            nothing,
+            nothing,
+            reach=np.array([reach.of(s.reach, reached, offering) for s in states]),
+        )
 
     def _turn(self, state: State, item: Committed, everybody: list[float]) -> bool:
         """Whether a request's text has turned; its record then starts anew."""

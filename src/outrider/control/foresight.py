@@ -23,7 +23,7 @@ from .book import Asked
 from .costs import bucket
 from .fees import Fee
 from .goodput import SPARSE, TRIED, Goodput
-from .limits import bounds
+from .limits import bounds, is_open
 from .plan import limits as depths_worth
 from .shelf import Known
 from .streaks import Preview, Text
@@ -313,10 +313,4 @@ def _together(ready: int, more: Sequence[float], queued: bool) -> float:
 
 def _writing(event: StepEvent) -> list[Request]:
     """Those of a round who go on writing, and for whom it is open how far to look ahead."""
-    return [i.request for i in event.committed if i.tokens and i.finish is Finish.RUNNING and _open(i.request)]
-
-
-def _open(request: Request) -> bool:
-    """Whether it is open how far to look ahead for a request; see `bounds`."""
-    params = request.params
-    return params.draft is None and params.depth is None and not (request.sampled and params.seed is not None)
+    return [i.request for i in event.committed if i.tokens and i.finish is Finish.RUNNING and is_open(i.request)]

@@ -28,11 +28,11 @@ from .plan import Load, Plan, Planner
 from .plan import limits as depths_worth
 from .probes import GAP, Allowance
 from .prompts import Prompts
-from .rates import pull
 from .shelf import Known
 from .stalls import LEAST, SPIKE
 from .story import Story, why
 from .thought import Thought
+from .trees import Trees
 from .usual import Usual
 
 REPLAN, SETTLED = 3, 12
@@ -74,7 +74,8 @@ class Goodput:
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._stalls.paced = self._paced
         self._book = Book(self.known)
-        self._allowance = Allowance()
+        self._allowance, self._trees = Allowance(), self.known.trees or Trees(self._shape.width, fixed=self._paced)
+        self.known.trees = self._trees
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
@@ -126,9 +127,10 @@ class Goodput:
         """Note it down."""
         if any(depths):
             self._stalls.use(len(batch), max(depths))
+            self._trees.used()
         self._judge.tick(len(batch))
         self._book.ask(batch, depths, probes, batch.blind, foreseen)
-        return self._shape.budget(batch, depths)
+        return self._shape.budget(batch, depths, self._trees.now)
 
     @property
     def resting(self) -> bool:
@@ -261,8 +263,8 @@ class Goodput:
                 state.depth = self._usual_depth if state.depth is None else state.depth
             return
         self._book.turned = False
-        load = self._measure(batch, [limits[b] for b in who], who)
-        planner = Planner(load, self.costs)
+        planner = self._trees.choose(self._measure(batch, [limits[b] for b in who], who), self.costs)
+        load = planner.load
         plan = self._best(planner)
         if all(s.depth is not None for s in states):
             kept = np.array([min(limits[b][1], max(limits[b][0], s.depth or 0)) for b, s in zip(who, states, strict=True)])
@@ -322,22 +324,9 @@ class Goodput:
 
     def _measure(self, batch: Batch, limits: list[tuple[int, int]], who: list[int]) -> Load:
         """The load, with every request's chances as they look now."""
-        accept, offer, reach = self._book.accept, self._book.offer, self._book.reach
-        common, offered, reached = accept.everybody(), offer.everybody(), reach.everybody()
-        states = [self._book.state(batch.requests[b]) for b in who]
-        alike, offering = pull([s.accept for s in states]), pull([s.offer for s in states])
-        return Load(
-            len(batch),
-            sum(batch.ready),
-            sum(batch.pending),
-            np.array([accept.of(s.accept, common, alike) for s in states]),
-            np.array([offer.of(s.offer, offered, offering) for s in states]),
-            np.array([min(low, self._shape.depth) for low, _ in limits]),
-            np.array([min(high, self._shape.depth) for _, high in limits]),
-            self._book.width(self._shape.width),
-            np.array([reach.of(s.reach, reached, offering) for s in states]),
-            self._paced,
-        )
+        load = self._book.load(batch, [self._book.state(batch.requests[b]) for b in who])
+        low, high = (np.minimum(np.array(ends), self._shape.depth) for ends in zip(*limits, strict=True))
+        return replace(load, low=low, high=high, width=self._book.width(self._shape.width), paced=self._paced)
 
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
@@ -361,13 +350,13 @@ class Goodput:
             if not self._allowance.affords(at_hand(depth) - before + self._stalls.price(size, reach)):
                 break
             depths[b], others, deepest = depth, others + 1, reach
-            rows += round(depth * self._shape.width)
+            rows += round(depth * self._trees.now)
             chosen.add(b)
         return frozenset(chosen)
 
     def _trial(self, size: int, rows: int, others: int, deepest: int, depth: int) -> float:
         """Seconds of a round in which one more request guesses so far."""
-        rows_after = rows + round(depth * self._shape.width)
+        rows_after = rows + round(depth * self._trees.now)
         return self.costs.plain(size, rows_after) + self.costs.guessing(size, others + 1, max(deepest, depth))
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool) -> None:

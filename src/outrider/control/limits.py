@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ..protocols import Drafter
-from ..types import Batch, Budget
+from ..types import Batch, Budget, Request
 
 
 def bounds(batch: Batch, b: int, wish: int) -> tuple[int, int]:
@@ -29,6 +29,12 @@ def bounds(batch: Batch, b: int, wish: int) -> tuple[int, int]:
     return (most, most) if request.sampled and params.seed is not None else (0, most)
 
 
+def is_open(request: Request) -> bool:
+    """Whether it is open how far to look ahead for a request; see `bounds`."""
+    params = request.params
+    return params.draft is None and params.depth is None and not (request.sampled and params.seed is not None)
+
+
 class Shape:
     """How many nodes go with a depth: as many as the drafter has at its full depth, in proportion."""
 
@@ -36,9 +42,8 @@ class Shape:
         self.depth = drafter.depth
         self.width = max(1.0, drafter.nodes / max(1, drafter.depth))
 
-    def budget(self, batch: Batch, depths: list[int]) -> Budget:
-        """The depths with their nodes, within the room there is."""
-        nodes = [
-            min(max(d, math.ceil(min(d, self.depth) * self.width)), room) for d, room in zip(depths, batch.room, strict=True)
-        ]
+    def budget(self, batch: Batch, depths: list[int], width: float | None = None) -> Budget:
+        """The depths with their nodes, within the room there is; `width` nodes a level (None: all) for whom it is open."""
+        own = [self.width if width is None or not is_open(r) else width for r in batch.requests]
+        nodes = [min(max(d, math.ceil(min(d, self.depth) * w)), room) for d, w, room in zip(depths, own, batch.room, strict=True)]
         return Budget(tuple(depths), tuple(nodes))

@@ -17,6 +17,7 @@ from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
 from .tally import Tally
+from .trees import Trees
 
 PRIORS = (0.6, 0.9, 0.9)
 """Chances that are believed before anything was seen: that a guess comes true, that one is offered, and that one is offered where
@@ -27,7 +28,7 @@ those before it came true."""
 class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
     what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
-    `plain`, and those that were tried on purpose (`referenced`)."""
+    `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -39,6 +40,7 @@ class Known:
     judge: Judge = field(default_factory=Judge)
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
+    trees: Trees | None = None
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
     reach: Rates = field(init=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from ..control.costs import Floats
 from ..control.rates import Rates, Track
 from ..control.streaks import Streaks, Text, previews
 from ..control.tally import Tally
+from ..control.trees import STAYS, Trees
 from ..errors import BadInput
 from ..protocols import Drafter
 from ..types import Budget, Request
@@ -65,6 +67,28 @@ class Record(Tally):
             tally.add(0.0, 0, keep)
 
 
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """A guess at hand: tokens it is expected to bring, its rows, and the seconds spent until now."""
+
+    value: float
+    width: int
+    spent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """Whether lookups promise little in these texts (requests and lengths), and until which round nobody looks again."""
+
+    texts: tuple[tuple[int, int], ...]
+    is_so: bool
+    until: int
+
+    @property
+    def by(self) -> tuple[int, ...]:
+        return tuple(name for name, _ in self.texts)
+
+
 class Clock:
     """The middle one of the last seven durations; of one or two the least, since the first may have to be captured; 0 before
     there is one."""
@@ -99,6 +123,8 @@ class Member:
         self.lookup = previews(drafter)
         self.streaks, self.texts = Streaks(), dict[int, Text]()
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
+        self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
+        self.trees = Trees(max(1.0, drafter.nodes / max(1, drafter.depth)))
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
@@ -159,19 +185,27 @@ class Member:
 
     def rows(self, levels: int) -> int:
         """Nodes of a guess of so many levels."""
-        own = max(1, self.drafter.depth)
-        return max(levels, -(-self.drafter.nodes * min(levels, own) // own))
+        return max(levels, math.ceil(min(levels, max(1, self.drafter.depth)) * self.trees.now))
 
-    def best(self, request: Request, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
-        """Of up to `most` levels as many as bring most tokens per second if it is asked, and how many that is. `passes`: seconds
-        of a pass by the rows of guesses in it; `spent`: seconds spent already."""
-        luck = 1 - self.rates.common.tests[0] / _FEW
-        chances = np.maximum(luck, self.rates.of(self.record(request).track, self.rates.everybody()))[:most]
+    def best(self, request: Request | None, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
+        """Of up to `most` levels as many as bring most tokens per second if it is asked (for a request, or for any), and how many
+        that is; the next guesses are as wide as that takes. `passes`: seconds of a pass by the rows of guesses in it; `spent`:
+        seconds spent already."""
+        luck, everybody = 1 - self.rates.common.tests[0] / _FEW, self.rates.everybody()
+        own = everybody if request is None else self.rates.of(self.record(request).track, everybody)
+        chances = np.maximum(luck, own)[:most]
         levels = np.arange(1.0, len(chances) + 1)
-        rows = np.array([float(self.rows(int(n))) for n in levels])
-        speed = (1 + np.cumsum(np.cumprod(chances))) / (spent + self.pace.seconds * levels + passes(rows))
-        at = int(speed.argmax())
-        return at + 1, float(speed[at])
+        before, found = self.trees.now, (0.0, 1, 0.0)
+        for width in self.trees.widths:
+            self.trees.now = width
+            rows = np.array([float(self.rows(int(n))) for n in levels])
+            tokens = 1 + np.cumsum(np.cumprod(self.trees.chances(chances, width)))
+            speed = tokens / (spent + self.pace.seconds * levels + passes(rows))
+            at = int(speed.argmax())
+            if speed[at] * (STAYS if width == before else 1.0) > found[2]:
+                found = width, at + 1, float(speed[at]) * (STAYS if width == before else 1.0)
+        self.trees.now = found[0]
+        return found[1], found[2] / (STAYS if found[0] == before else 1.0)
 
     def look(self, now: float, most: int) -> int:
         """Of `most` levels as many as may be guessed at time `now`, in seconds, only to measure anew what they bring: what the

@@ -26,13 +26,14 @@ _PATIENCE = 3
 
 class Panel(Drafter):
     """Members, and how they are asked and told. `whole`: without one of them it shall not start. `_parts`: guesses of this round
-    by member."""
+    by member; `_told`, by request: members whose guess is in the proposal, or who had none."""
 
     members: list[Member]
     whole: bool
     _parts: dict[int, Proposal]
     _ledger: Ledger
     _empty: dict[int, Proposal]
+    _told: list[set[int]]
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """What all members take."""
@@ -80,6 +81,7 @@ class Panel(Drafter):
             return None, 0.0
         started, part = time.perf_counter(), None
         try:
+            member.trees.used()
             part = member.drafter.propose(batch, budget)
             if not self._sound(part, budget):
                 member.strikes += 1
@@ -133,6 +135,19 @@ class Panel(Drafter):
                 self._parts[i] = replace(part, sizes=part.sizes.minimum(most))
             elif part.tokens.device.type != device.type:
                 self._parts[i] = part.to(device)
+
+    def _settle(self, batch: Batch) -> None:
+        """Book what became of members' guesses that went alone."""
+        for request, entry, right in self._ledger.told(batch.requests, batch.blind):
+            for member in self.members:
+                said = entry.asked.get(member.index)
+                member.book(request, None if said is None else right if member.index == entry.member else 0, said)
+
+    def _count(self, member: Member, batch: Batch, seen: Verdict, drafted: bool) -> None:
+        """Book what became of a member's guesses beside others'. What was turned down in their favour cannot be told."""
+        accepted = seen.accepted.tolist()
+        for b, request in enumerate(batch.requests):
+            member.book(request, accepted[b] if drafted and member.index in self._told[b] else None)
 
     def _nothing(self, count: int) -> Proposal:
         """No guesses for so many requests, on the target's device."""

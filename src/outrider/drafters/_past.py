@@ -14,9 +14,6 @@ from torch import Tensor
 
 from ..types import Batch, PassRows, Request, Scores, Verdict
 
-_SHORT = 1024
-"""Positions up to which as many rows as may be are read together."""
-
 
 @dataclass(slots=True)
 class Past:
@@ -65,18 +62,15 @@ Chunk = tuple[Request, Tensor, int]
 """A request, states of it that follow one another, and the position after the last of them."""
 
 
-def alike(chunks: Sequence[Chunk], most: int, little: int = 0) -> Iterator[list[Chunk]]:
-    """Chunks in groups of at most `most` rows, and `most` times `_SHORT` pairs of a row and a position it may see: what is read
-    together is padded to the longest, so none is more than twice as long as another, where there are more than `little` rows."""
-    some: list[Chunk] = []
-    for one in sorted(chunks, key=lambda c: -len(c[1])):
-        rows = len(some[0][1]) * (len(some) + 1) if some else 0
-        area = rows * max((end for _, _, end in (*some, one)), default=0)
-        uneven = rows > little and 2 * len(one[1]) < len(some[0][1])
-        if some and (rows > most or area > most * _SHORT or uneven):
+def together(chunks: Sequence[Chunk], most: int) -> Iterator[list[Chunk]]:
+    """Chunks in groups of at most `most` rows, or of one."""
+    some, rows = list[Chunk](), 0
+    for one in chunks:
+        if some and rows + len(one[1]) > most:
             yield some
-            some = []
+            some, rows = [], 0
         some.append(one)
+        rows += len(one[1])
     if some:
         yield some
 

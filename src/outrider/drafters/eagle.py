@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,11 +34,11 @@ from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
 from ._lags import BESIDE, Lags
-from ._past import Chunk, Past, alike, in_order, missing
+from ._past import Chunk, Past, in_order, missing, together
 
 _FEW = 48
 """Unread tokens up to which all requests are read in one pass."""
-_CHUNK, _WIDE = 512, 2048
+_CHUNK, _WIDE = 512, 4096
 """Tokens of a request read in one pass where there are more, and of several requests together."""
 
 
@@ -245,12 +246,24 @@ class Eagle(Drafter):
                     chunks.append((request, states, upto))
             there = {request.id for request, _, _ in chunks}
             due = [one for one in due if one[0].id in there]
-            little = _WIDE if self.device.type == "cuda" else 0  # which a GPU reads in no more time than launching takes
-            for some in alike(chunks, _WIDE, little):
-                starts = [self._pasts[request.id].computed for request, _, _ in some]
-                self._feed([request for request, _, _ in some], starts, [states for _, states, _ in some], 0)
+            for some in together(chunks, _WIDE):
+                self._store(some)
                 for request, _, upto in some:
                     self._pasts[request.id].read(upto)
+
+    def _store(self, chunks: Sequence[Chunk]) -> None:
+        """KV of known tokens, those of all requests in a row: a single layer's is made of states and tokens alone."""
+        requests, size = [request for request, _, _ in chunks], self.pool.block_size
+        spans = [(upto - len(states), upto) for _, states, upto in chunks]
+        known = [t for r, (start, end) in zip(requests, spans, strict=True) for t in r.tokens[start + 1 : end + 1]]
+        place = np.concatenate([np.arange(start, end) for start, end in spans])
+        owner = np.repeat(np.arange(len(spans)), [end - start for start, end in spans])
+        facts = torch.from_numpy(np.stack([np.array(known), place, owner])).to(self.device, non_blocking=True)
+        tokens, position, request = facts
+        x, _ = self.net.enter(self.net.fuse(torch.cat([states for _, states, _ in chunks])), tokens)
+        _, key, value = self.net.project(x[None], position[None])
+        slot = self.pool.table(requests)[request, position // size] * size + position % size
+        self.pool.write(0, slot, key[0].to(self._kind), value[0].to(self._kind))
 
     def _feed(self, requests: Sequence[Request], starts: list[int], states: list[Tensor], room: int) -> Ground:
         """Run the layer over known tokens: `states[c]` of positions from `starts[c]` on, right-aligned in one pass, with room for

@@ -22,7 +22,7 @@ A member that crashes is switched off alone. `Proposal.source` is the member's n
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,14 +30,14 @@ import torch
 from torch import Tensor
 
 from .. import registry, tree
-from ..control.costs import Costs, Floats
+from ..control.costs import Costs, Floats, bucket
 from ..errors import BadInput
 from ..protocols import Drafter, Forcing, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
 from ._ledger import Entry, Ledger
-from ._members import Member, members
+from ._members import Cold, Hand, Member, members
 from ._panel import Panel, reach
 
 _EXPLORE = 64
@@ -57,28 +57,6 @@ _ROW = 0.15
 """Tokens that each row of a lesser guess must be expected to bring to be verified beside the better one."""
 _HOTTER = 1.15
 """Times more tokens that a lookup must promise than members whose rounds are launched ahead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hand:
-    """A guess at hand: tokens it is expected to bring, its rows, and the seconds spent until now."""
-
-    value: float
-    width: int
-    spent: float
-
-
-@dataclass(frozen=True, slots=True)
-class Cold:
-    """Whether lookups promise little in these texts (requests and lengths), and until which round nobody looks again."""
-
-    texts: tuple[tuple[int, int], ...]
-    is_so: bool
-    until: int
-
-    @property
-    def by(self) -> tuple[int, ...]:
-        return tuple(name for name, _ in self.texts)
 
 
 @register("hybrid")
@@ -148,9 +126,9 @@ class Hybrid(Panel):
         """If all members can, it can. What they take on this machine is no text."""
         if not all(m.reason is None and m.drafter.renew() for m in self.members):
             return False
-        before, costs, timed = self.members, self._costs, self._timed
+        before, known = self.members, (self._costs, self._timed)
         self._join([m.drafter for m in before], self.merge, self.whole)
-        self._costs, self._timed = costs, timed
+        self._costs, self._timed = known
         for old, member in zip(before, self.members, strict=True):
             member.clock, member.pace = old.clock, old.pace
         return True
@@ -166,7 +144,7 @@ class Hybrid(Panel):
         if self.merge or len(models) != 1 or not models[0].drafter.follows(requests, True):
             return False
         if len(requests) > _CROWD:
-            return models[0].usual() >= _WELL
+            return self._crowded(requests)
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
             least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
@@ -174,6 +152,12 @@ class Hybrid(Panel):
             until = self._rounds + (_STANDS if most < least / 4 else 0)
             self._cold = Cold(texts, most < least, until)
         return self._cold.is_so
+
+    def _crowded(self, requests: Sequence[Request]) -> bool:
+        """Whether so many are given a model's guesses alone, since it does well. Under the classical rules texts decide."""
+        models = [m for m in self.members if m.reason is None and not m.lookup]
+        many = len(requests) > _CROWD and len(models) == 1 and not any(r.classical for r in requests)
+        return many and models[0].usual() >= _WELL
 
     def preview(self, request: Request, most: int) -> list[int] | None:
         """See `protocols.Drafter`: the first member's that sees anything, where all can tell."""
@@ -203,15 +187,21 @@ class Hybrid(Panel):
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
         best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
         self._parts, none, told = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
+        crowd = self._crowded(batch.requests)
+        unseen = batch.blind or crowd  # what there is to look up is not known, or not looked at
+        named = any(r.classical or r.params.depth is not None for r in batch.requests)
         for member in self.members:
-            if member.reason is not None or (batch.blind and member.lookup):  # what there is to look up is not known yet
+            if member.reason is not None or (unseen and member.lookup):
                 continue
             hands = [
                 Hand(v, 0 if c == NONE else self._parts[c].widths[b], spent)
                 for b, (c, v) in enumerate(zip(best, value, strict=True))
             ]
             self._look = member.look(time.perf_counter(), max(budget.depth)) if self._rounds % _EXPLORE == 0 else 0
-            levels = [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
+            own = None if not crowd or named else self._shared(member, batch, budget)
+            levels = own or [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
+            if named:
+                member.trees.whole()
             asked = [n > 0 for n in levels]
             if not any(asked):
                 continue
@@ -300,11 +290,7 @@ class Hybrid(Panel):
         until, usual = member.stands.get(request.id, (0, 0))
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
             return usual
-        count = len(batch)
-
-        def passes(rows: Floats) -> Floats:
-            return self._costs.verify(count, sum(batch.pending) + rows * count) if self._timed else np.zeros_like(rows)
-
+        passes = self._passes(batch)
         levels, speed = member.best(request, most, passes, hand.spent)
         if request.params.depth is not None:
             levels = most
@@ -315,6 +301,24 @@ class Hybrid(Panel):
         if pays and not hand.width:
             member.stands[request.id] = self._rounds + _STANDS, levels
         return levels if pays else min(most, self._look)
+
+    def _shared(self, member: Member, batch: Batch, budget: Budget) -> list[int]:
+        """The same for a crowd: alike for everybody, and for some rounds."""
+        until, size, levels = member.shared
+        if not member.pace.sure:
+            levels = _FIRST
+        elif self._rounds >= until or size != bucket(len(batch)):
+            levels, _ = member.best(None, max(budget.depth), self._passes(batch), 0.0)
+            member.shared = self._rounds + _STANDS, bucket(len(batch)), levels
+        deeper = self._rounds % _DEEPER == 0
+        return [
+            min(d, member.drafter.depth, levels + deeper) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)
+        ]
+
+    def _passes(self, batch: Batch) -> Callable[[Floats], Floats]:
+        """Seconds of a pass by the rows of guesses of each request."""
+        count, pending = len(batch), sum(batch.pending)
+        return lambda rows: self._costs.verify(count, pending + rows * count) if self._timed else np.zeros_like(rows)
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
@@ -383,16 +387,3 @@ class Hybrid(Panel):
             return Entry()
         asked = {i: self.members[i].record(request) for i in self._told[b] if i != NONE}
         return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})
-
-    def _settle(self, batch: Batch) -> None:
-        """Book what became of members' guesses that went alone."""
-        for request, entry, right in self._ledger.told(batch.requests, batch.blind):
-            for member in self.members:
-                said = entry.asked.get(member.index)
-                member.book(request, None if said is None else right if member.index == entry.member else 0, said)
-
-    def _count(self, member: Member, batch: Batch, seen: Verdict, drafted: bool) -> None:
-        """Book what became of a member's guesses beside others'. What was turned down in their favour cannot be told."""
-        accepted = seen.accepted.tolist()
-        for b, request in enumerate(batch.requests):
-            member.book(request, accepted[b] if drafted and member.index in self._told[b] else None)
