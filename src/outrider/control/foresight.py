@@ -10,7 +10,6 @@ Which rounds have guesses depends on the text before them alone, as the classica
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -304,11 +303,12 @@ class Foresight(Goodput):
 
 def _together(ready: int, more: Sequence[float], queued: bool) -> float:
     """What a round is worth in tokens, if it brings each request so many `more` than one. While others wait, all tokens are
-    worth the same: whoever ends makes room. Else the geometric mean counts, as in proportional fairness (Kelly 1997): a round
-    that takes longer for the sake of a few is no gain for the others, and one of fewer requests takes as long."""
+    worth the same: whoever ends makes room. Else the requests' mean time per token counts, and so the harmonic mean of what they
+    get: a round that takes longer for a few is no gain for the others, and a batch ends with its slowest."""
     if queued:
         return ready + sum(more)
-    return ready * math.exp(sum([math.log1p(m) for m in more if m]) / max(1, ready))
+    lucky = [m for m in more if m]
+    return ready * ready / max(1e-9, ready - len(lucky) + sum([1 / (1 + m) for m in lucky]))
 
 
 def _writing(event: StepEvent) -> list[Request]:

@@ -8,6 +8,7 @@ tokens per second wins. A request's chances fall with depth, so a prefix is a de
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +57,20 @@ class Planner:
         value = np.minimum(offered, np.cumprod(load.accept * (load.offer if load.reach is None else load.reach), axis=1))
         self._given = np.minimum.accumulate(value / np.maximum(offered, 1e-9), axis=1)  # a prefix has to be a depth
         self._value, self._rows = value.ravel(), offered.ravel()
-        self._level = np.arange(positions)
+        self._level, self._levels = np.arange(positions), np.arange(positions + 1.0)
         self._other = costs.other(load.batch)
+
+    @cached_property
+    def _order(self) -> NDArray[np.intp]:
+        """All guesses in falling order of their chance."""
+        return np.argsort(-self._given.ravel(), kind="stable")
+
+    @cached_property
+    def drafting(self) -> Floats:
+        """Seconds `[size classes of those drafted for, D + 1]` that guesses add beside their rows, by depth."""
+        classes, load = range(bucket(len(self.load.high)) + 1), self.load
+        table = np.stack([self.costs.drafts(1 << k, self._levels) for k in classes])
+        return table * (self._levels > 0) + self.costs.waits(load.batch, self._levels)
 
     def best(self) -> Plan:
         """The depths with most tokens per second. Forced depths (`low`) are always in."""
@@ -97,19 +110,17 @@ class Planner:
         count, positions = load.accept.shape
         forced = (self._level < load.low[:, None]).ravel()
         free = (self._level < np.minimum(load.high, limit)[:, None]).ravel() & ~forced
-        chosen = np.flatnonzero(free)
+        chosen = self._order[free[self._order]]
         if not len(chosen):
             return None
-        chosen = chosen[np.argsort(-self._given.ravel()[chosen], kind="stable")]
         order = np.concatenate([np.flatnonzero(forced), chosen])
         tokens, seconds = self._totals(order)
         deepest = max(limit, int(load.low.max(initial=0)))
         fresh = (chosen % positions == 0) & (load.low[chosen // positions] == 0)
-        drafting = np.array([self.costs.draft(1 << k, deepest) for k in range(bucket(count) + 1)])
         drafted = int((load.low > 0).sum()) + np.cumsum(fresh)
         size = np.ceil(np.log2(np.maximum(1, drafted))).astype(np.int64)
         start = len(order) - len(chosen) + 1
-        speed = tokens[start:] / (seconds[start:] + drafting[size] + self.costs.wait(load.batch, deepest))
+        speed = tokens[start:] / (seconds[start:] + self.drafting[size, deepest])
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
         if load.paced:
