@@ -55,9 +55,11 @@ class Outcome:
             found = request.failures.get(tuple(request.tokens))
             request.error = found or "the model's scores were not finite, or every token was forbidden"
         request.finish = finish
-        kept, depths, offered = self._offered(b, used, finish) if self.sizes[b] else (0, (), [])
-        origins = [self.source[b][c] if self.source[b][c] != PROBE else NONE for c in self.path[b][:kept]] if kept else []
-        origins += [NONE] * (used - kept)
+        kept, depths, offered = self._offered(b, used, finish) if self.sizes[b] else (0, (), 0)
+        origins = [NONE] * used
+        if kept:
+            source = self.source[b]
+            origins[:kept] = [source[c] if source[c] != PROBE else NONE for c in self.path[b][:kept]]
         request.origins += origins
         if request.failures:  # of positions that are history by now
             request.failures = {k: v for k, v in request.failures.items() if len(k) >= len(request.tokens)}
@@ -68,7 +70,7 @@ class Outcome:
             request,
             tuple(fresh[:used]),
             tuple(origins),
-            len(offered),
+            offered,
             sum(o != NONE for o in origins) if kept else 0,
             depths,
             rejected,
@@ -97,26 +99,29 @@ class Outcome:
         request.processed_logprobs += two
         return one, two
 
-    def _offered(self, b: int, used: int, finish: Finish) -> tuple[int, tuple[int, ...], list[int]]:
-        """Accepted nodes that were used, which depths had a guess, and the guesses that count: those at depths the text reached,
+    def _offered(self, b: int, used: int, finish: Finish) -> tuple[int, tuple[int, ...], int]:
+        """Accepted nodes that were used, which depths had a guess, and how many guesses count: those at depths the text reached,
         if it ended here."""
-        kept = min(self.accepted[b], used)
+        kept, size, source = min(self.accepted[b], used), self.sizes[b], self.source[b]
         depth: list[int] = []
-        for c in range(self.sizes[b]):
-            parent = self.parents[b][c]
+        for parent in self.parents[b][:size]:
             depth.append(1 if parent < 0 else depth[parent] + 1)
-        reach = used if finish is not Finish.RUNNING else len(depth)
-        offered = [c for c in range(self.sizes[b]) if self.source[b][c] != PROBE and depth[c] <= reach]
-        deepest = max((depth[c] for c in offered), default=0)
-        seen = {depth[c] for c in offered}
-        return kept, tuple(int(d in seen) for d in range(1, deepest + 1)), offered
+        reach = used if finish is not Finish.RUNNING else size
+        if PROBE not in source[:size]:  # then no depth is left out
+            depth = depth if reach >= size else [d for d in depth if d <= reach]
+            return kept, (1,) * max(depth, default=0), len(depth)
+        offered = [d for c, d in enumerate(depth) if source[c] != PROBE and d <= reach]
+        seen = set(offered)
+        return kept, tuple([int(d in seen) for d in range(1, max(offered, default=0) + 1)]), len(offered)
 
     def _rejected(self, b: int, kept: int) -> tuple[int, ...]:
         """The first guess that was turned down and what hung below it, along the first branch: what a person wants to see."""
-        at = self.path[b][kept - 1] if kept else NONE
-        shown = []
-        for c in range(self.sizes[b]):
-            if self.parents[b][c] == at and self.source[b][c] != PROBE and c not in self.path[b][:kept]:
+        size, parents, source, path = self.sizes[b], self.parents[b], self.source[b], self.path[b]
+        if kept == size:
+            return ()
+        at, shown = path[kept - 1] if kept else NONE, []
+        for c in range(size):
+            if parents[c] == at and source[c] != PROBE and c not in path[:kept]:
                 shown.append(self.guesses[b][c])
                 at = c
         return tuple(shown)
