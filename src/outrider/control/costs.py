@@ -90,12 +90,13 @@ class Curve:
         self.drift, self._met = 1.0, 0
         self._points: tuple[Floats, Floats] | None = None
 
-    def add(self, size: int, seconds: float) -> None:
-        """One measurement of a size."""
+    def add(self, size: int, seconds: float, drifts: bool = True) -> None:
+        """One measurement of a size. `drifts`: if it has changed, others may have, too."""
         self._met += 1
         cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
         cell.met = self._met
-        self.drift *= cell.add(size, seconds, self.drift)
+        change = cell.add(size, seconds, self.drift)
+        self.drift *= change if drifts else 1.0
         cell.drift = self.drift
         if self._met % 64 == 0:
             self.cells = {key: c for key, c in self.cells.items() if self._met - c.met < OLD}
@@ -180,17 +181,18 @@ def _read(xs: Floats, ys: Floats, sizes: Floats) -> Floats:
 class Costs:
     """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides. `ahead`: plain rounds
     are launched before the one before was read, which hides most of the rest: then only those tell what it takes. Rounds with
-    guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for."""
+    guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for. `steady`: passes
+    take what they take, by a device's own clock: one size tells nothing of another (a few rows more may mean a larger graph)."""
 
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}
         self._draft: dict[int, Curve] = {}
         self._other: dict[int, deque[float]] = {}
         self._wait: dict[int, Curve] = {}
-        self.ahead = False
+        self.ahead = self.steady = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
-        self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds)
+        self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds, not self.steady)
 
     def add_draft(self, batch: int, depth: int, seconds: float) -> None:
         """`batch`: how many requests were drafted for, `depth`: levels asked for."""

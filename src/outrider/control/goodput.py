@@ -74,7 +74,10 @@ class Goodput:
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._stalls.paced = self._paced
         self._book = Book(self.known)
-        self._allowance, self._trees = Allowance(), self.known.trees or Trees(self._shape.width, fixed=self._paced)
+        self._allowance, self._trees = (
+            Allowance(self.known.trials),
+            self.known.trees or Trees(self._shape.width, fixed=self._paced),
+        )
         self.known.trees = self._trees
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
@@ -223,7 +226,7 @@ class Goodput:
             costs.add_other(batch, max(0.0, wall - event.verify_seconds - event.draft_seconds), asked.ahead)
             self._plain_sizes.add(bucket(batch))
         else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
-            self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)))
+            self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)), batch)
 
     def _hear(self, event: StepEvent, wall: float) -> None:
         """Compare a round with guesses with plain ones, whatever was expected of it."""
@@ -347,7 +350,7 @@ class Goodput:
             deeper = [d for d in depths_worth(limits[b][1]) if size == 1 and d > depth and self._stalls.price(1, d) == 0]
             depth = max([d for d in deeper if at_hand(d) <= AS_DEAR * least], default=depth)
             reach = max(deepest, depth)
-            if not self._allowance.affords(at_hand(depth) - before + self._stalls.price(size, reach)):
+            if not self._allowance.affords(at_hand(depth) - before + self._stalls.price(size, reach), size):
                 break
             depths[b], others, deepest = depth, others + 1, reach
             rows += round(depth * self._trees.now)
@@ -373,7 +376,7 @@ class Goodput:
         early = 0.0 if not asked.early or asked.ahead else event.draft_seconds  # in the time of the round before
         extra = wall + early - without
         gain = won * without / max(1, tokens - won)
-        self._allowance.pay(extra, gain, stalled)
+        self._allowance.pay(extra, gain, stalled, batch)
         for b in asked.probes:
             state, item = self._book.states.get(items[b].request.id), items[b]
             if state is not None:

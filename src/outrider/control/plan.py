@@ -74,6 +74,10 @@ class Planner:
 
     def best(self) -> Plan:
         """The depths with most tokens per second. Forced depths (`low`) are always in."""
+        return self._best
+
+    @cached_property
+    def _best(self) -> Plan:
         high = self.load.high
         if len(high) == 1 and not self.load.low[0]:
             return self._alone(int(high[0]))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from .costs import robust
+from .costs import bucket, robust
+
+Prices = dict[int, deque[float]]
 
 SHARE = 0.01
 """Of all time, for trials of requests that are off."""
@@ -17,11 +19,12 @@ MOST = 0.1
 
 
 class Allowance:
-    """Seconds that may be spent on trials. A trial is charged what it really took, so a slow drafter is tried seldom."""
+    """Seconds that may be spent on trials. A trial is charged what it really took, so a slow drafter is tried seldom. `prices`:
+    what trials took lately, by size class of the batch, which outlives a controller."""
 
-    def __init__(self) -> None:
+    def __init__(self, prices: Prices | None = None) -> None:
         self._seconds, self._price = 0.0, 0.0
-        self._prices = deque[float](maxlen=7)
+        self._prices: Prices = {} if prices is None else prices
         self._calm = CALM  # trials since one was stalled
 
     @property
@@ -37,27 +40,33 @@ class Allowance:
         """A round took so long. Nothing is saved up beyond one trial and a little."""
         self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self._price, SHARE * seconds))
 
-    def affords(self, price: float) -> bool:
-        """Whether there is enough for a trial that should cost `price`; trials so far may say that it will cost more."""
-        self._price = max(price, robust(self._prices) if len(self._prices) > 2 else 0.0)
+    def affords(self, price: float, batch: int = 1) -> bool:
+        """Whether there is enough for a trial in such a batch that should cost `price`; trials so far may say that it will cost
+        more."""
+        known = self._prices.get(bucket(batch), ())
+        self._price = max(price, robust(known) if len(known) > 2 else 0.0)
         return self._seconds >= self._price
 
     def owe(self, seconds: float) -> None:
         """A trial that nobody could know the price of."""
         self._seconds -= seconds
 
-    def pay(self, extra: float, gain: float, stalled: bool = False) -> None:
-        """A trial took `extra` seconds and brought tokens worth `gain`. A stall of the machine is no price: at most twice what
-        was expected is charged at once (and more is expected next time, if trials go on to cost more); but where every few
-        trials are `stalled`, they pay for it."""
+    def pay(self, extra: float, gain: float, stalled: bool = False, batch: int = 1) -> None:
+        """A trial in such a batch took `extra` seconds and brought tokens worth `gain`. A stall is no price: at most
+        twice what was expected is charged at once (and more is expected next time, if trials go on to cost more); but where every
+        few trials are `stalled`, they pay for it."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
+        self._note(extra, batch)
         self._spend(extra, gain, most)
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float, batch: int = 1) -> None:
         """A plain round took so much longer for a trial's sake."""
+        self._note(seconds, batch)
         self._spend(seconds, 0.0, 0.0)
 
+    def _note(self, extra: float, batch: int) -> None:
+        self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, extra))
+
     def _spend(self, extra: float, gain: float, most: float) -> None:
-        self._prices.append(max(0.0, extra))
         self._seconds -= max(0.0, min(extra, max(most, 2 * self._price)) - gain)

@@ -13,6 +13,7 @@ from .costs import Costs
 from .fees import Fees
 from .judge import Judge
 from .pace import Pace
+from .probes import Prices
 from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
@@ -28,7 +29,8 @@ those before it came true."""
 class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
     what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
-    `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are."""
+    `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are; `trials`: what
+    trying took."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -41,6 +43,7 @@ class Known:
     plain: set[int] = field(default_factory=set)
     referenced: set[int] = field(default_factory=set)
     trees: Trees | None = None
+    trials: Prices = field(default_factory=dict)
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
     reach: Rates = field(init=False)

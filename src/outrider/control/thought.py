@@ -5,7 +5,7 @@ from __future__ import annotations
 THINKING, WONDERING, WELCOME = 0.02, 0.005, 0.1
 """Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
 and where somebody is new, who has until then what the last plan gave most requests."""
-QUICK = 2e-4
+QUICK = 1e-3
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 _NOW = float("-inf")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..types import Batch, PassRows, Request, Scores, Verdict
@@ -73,6 +75,14 @@ def together(chunks: Sequence[Chunk], most: int) -> Iterator[list[Chunk]]:
         rows += len(one[1])
     if some:
         yield some
+
+
+def in_a_row(chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+    """`[3, N]`: of the states of all chunks, one after the other, the tokens they are paired with, positions, whose they are."""
+    spans = [(upto - len(states), upto) for _, states, upto in chunks]
+    tokens = [t for (r, _, _), (start, end) in zip(chunks, spans, strict=True) for t in r.tokens[start + 1 : end + 1]]
+    places = np.concatenate([np.arange(start, end) for start, end in spans])
+    return np.stack([np.array(tokens), places, np.repeat(np.arange(len(spans)), [end - start for start, end in spans])])
 
 
 def in_order(batch: Batch, verdict: Verdict, scores: Scores, feature: str, fused: bool = False) -> list[Tensor]:

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from ..models.eagle_net import attend
 from ..models.hf import resolved
 from ..models.products import pack
 from ..models.replay import Replays
-from ..models.rounds import COLUMNS
+from ..models.rounds import COLUMNS, LENGTHS, bucket
 from ..protocols import Drafter, KVNeed, Needs, PoolView, Start, Teacher
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
@@ -34,7 +33,7 @@ from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
 from ._lags import BESIDE, Lags
-from ._past import Chunk, Past, in_order, missing, together
+from ._past import Chunk, Past, in_a_row, in_order, missing, together
 
 _FEW = 48
 """Unread tokens up to which all requests are read in one pass."""
@@ -254,15 +253,15 @@ class Eagle(Drafter):
     def _store(self, chunks: Sequence[Chunk]) -> None:
         """KV of known tokens, those of all requests in a row: a single layer's is made of states and tokens alone."""
         requests, size = [request for request, _, _ in chunks], self.pool.block_size
-        spans = [(upto - len(states), upto) for _, states, upto in chunks]
-        known = [t for r, (start, end) in zip(requests, spans, strict=True) for t in r.tokens[start + 1 : end + 1]]
-        place = np.concatenate([np.arange(start, end) for start, end in spans])
-        owner = np.repeat(np.arange(len(spans)), [end - start for start, end in spans])
-        facts = torch.from_numpy(np.stack([np.array(known), place, owner])).to(self.device, non_blocking=True)
-        tokens, position, request = facts
-        x, _ = self.net.enter(self.net.fuse(torch.cat([states for _, states, _ in chunks])), tokens)
+        tokens, position, owner = torch.from_numpy(in_a_row(chunks)).to(self.device, non_blocking=True)
+        states = torch.cat([states for _, states, _ in chunks])
+        slot = self.pool.table(requests)[owner, position // size] * size + position % size
+        longest = bucket(max(end for _, _, end in chunks), LENGTHS)
+        if self.climbs is not None and longest is not None:
+            self.climbs.net.store(states, tokens, (position, slot), longest)
+            return
+        x, _ = self.net.enter(self.net.fuse(states), tokens)
         _, key, value = self.net.project(x[None], position[None])
-        slot = self.pool.table(requests)[request, position // size] * size + position % size
         self.pool.write(0, slot, key[0].to(self._kind), value[0].to(self._kind))
 
     def _feed(self, requests: Sequence[Request], starts: list[int], states: list[Tensor], room: int) -> Ground:

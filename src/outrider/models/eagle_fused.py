@@ -6,7 +6,7 @@ become views. Numbers are rounded where the network rounds them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -67,6 +67,12 @@ class FusedEagle:
         from ..kernels.layers import rope_write
 
         return rope_write(F.linear(x, self.qkv, self.bias), self.angles(rows.longest), rows, self.pool)
+
+    def store(self, states: Tensor, token: Tensor, place: tuple[Tensor, Tensor], longest: int) -> None:
+        """Keys and values of known tokens, from states `[N, W]`, at positions and slots `[N]` int64; `longest` bounds those."""
+        x, _ = self.enter(self.net.fuse(states), token)
+        position, write = place
+        self.project(x, Rows(token, position.int(), write, cast(Any, None), False, False, longest))
 
     def leave(self, query: Tensor, rows: Rows, residual: Tensor) -> tuple[Tensor, Tensor]:
         """What the next step reads `[R, d]`, and the scores `[R, n]`. `residual` is used up."""

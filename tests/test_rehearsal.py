@@ -1,0 +1,126 @@
+"""Before the first request: what guesses take is known, nothing is left behind, and texts are what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from outrider import LLM, SamplingParams
+from outrider.control import Goodput
+from outrider.control.costs import bucket
+from outrider.control.shelf import Known
+from outrider.drafters.hybrid import Hybrid
+from outrider.drafters.ngram import NGram
+from outrider.drafters.suffix import Suffix
+from outrider.protocols import Drafter
+from outrider.rehearsal import PLAIN, ROUNDS, SIZES, Drill, Rehearsal
+from outrider.types import Batch, Budget, Proposal
+
+from . import heads, tiny
+from .test_seat import PARAMS, STORY, llm
+
+__all__ = ["llm"]
+
+
+def staged(drafter: Drafter, world: tiny.World, known: Known | None = None) -> Rehearsal:
+    """A rehearsal of a drafter on the tiny target."""
+    drill = Drill(drafter, known or Known(drafter.depth))
+    world.control = lambda drafter: drill
+    return Rehearsal(world.engine(drafter), drill, tiny.prompts(1, seed=3, low=20)[0])
+
+
+@pytest.fixture
+def sizes(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
+    monkeypatch.setattr("outrider.rehearsal.SIZES", (1, 4))
+    monkeypatch.setattr("outrider.rehearsal.SECONDS", 1e9)
+    return 1, 4
+
+
+@pytest.mark.parametrize("make", [lambda: tiny.draft_model(2), lambda: heads.eagle(nodes=8, depth=2)])
+def test_what_guesses_take_is_known_and_nothing_is_left(make: Callable[[], Drafter], sizes: tuple[int, ...]) -> None:
+    drafter, world = make(), tiny.World()
+    known, free = Known(drafter.depth), world.cache.free()
+    rehearsal = staged(drafter, world, known)
+    assert rehearsal.whole() == len(sizes)
+    assert known.costs.measured and known.costs.tried and known.plain == {bucket(n) for n in sizes}
+    assert {(bucket(n), d) for n in sizes for d in range(1, drafter.depth + 1)} == set(known.stalls.met)
+    assert not any(known.stalls.met.values()) and not known.stalls.prices, "what was captured costs nothing any more"
+    assert all(known.costs.draft(n, d) > 0 for n in sizes for d in range(1, drafter.depth + 1))
+    assert world.cache.free() == free and rehearsal.engine.scheduler.idle
+    assert known.accept.everybody() == Known(drafter.depth).accept.everybody(), "how often made-up guesses came true says nothing"
+
+
+def test_every_width_of_trees_is_played(sizes: tuple[int, ...]) -> None:
+    drafter, asked = heads.eagle(nodes=8, depth=2), set[tuple[int, int, int]]()
+    propose = drafter.propose
+
+    def seen(batch: Batch, budget: Budget) -> Proposal:
+        asked.add((len(batch), max(budget.depth), max(budget.nodes)))
+        return propose(batch, budget)
+
+    drafter.propose = seen  # type: ignore[method-assign]
+    staged(drafter, tiny.World()).whole()
+    assert asked == {(n, d, d * w) for n in sizes for d in (1, 2) for w in (1, 2, 4)}
+
+
+def test_again_means_what_was_used_since(sizes: tuple[int, ...]) -> None:
+    drafter, rounds = tiny.draft_model(3), list[tuple[int, int]]()
+    rehearsal = staged(drafter, tiny.World())
+    rehearsal.whole()
+    rehearsal.drill.known.stalls.use(3, 2)
+    rehearsal.engine.sinks.append(lambda event: rounds.append((len(event.committed), max(event.depths))))
+    assert rehearsal.again() == 1 and set(rounds) == {(4, 0), (4, 2)} and len(rounds) <= PLAIN + ROUNDS
+
+
+def test_whoever_has_no_room_is_not_rehearsed(sizes: tuple[int, ...]) -> None:
+    world = tiny.World(tokens=96)
+    free = world.cache.free()
+    assert staged(tiny.draft_model(2), world).whole() <= 1 and world.cache.free() == free
+
+
+def test_a_drafter_that_fails_in_rehearsal_is_off_before_the_first_request(sizes: tuple[int, ...]) -> None:
+    class Breaks(NGram):
+        def propose(self, batch: Batch, budget: Budget) -> Proposal:
+            raise ZeroDivisionError("oops")
+
+    rehearsal = staged(Breaks(NGram.Config()), tiny.World())
+    with pytest.warns(UserWarning, match="oops"):
+        rehearsal.whole()
+    assert rehearsal.engine.drafter.reason is not None and rehearsal.engine.scheduler.idle
+
+
+def test_it_takes_no_longer_than_it_may(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.rehearsal.SECONDS", 0.0)
+    rehearsal = staged(tiny.draft_model(2), tiny.World())
+    assert rehearsal.whole() == 0 and rehearsal.engine.scheduler.idle
+    assert max(SIZES) >= 64
+
+
+def test_a_seat_rehearses_whoever_has_passes_of_its_own(
+    llm: LLM, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, played = llm.chat(STORY, PARAMS), list[str]()
+    whole = Rehearsal.whole
+    monkeypatch.setattr(Rehearsal, "whole", lambda self: (played.append(self.engine.drafter.name), whole(self))[1])
+    monkeypatch.setattr(llm._seat, "rehearses", True)
+    for draft in ("eagle", "ngram", "none"):
+        llm.switch(draft, control="goodput")
+        assert llm.chat(STORY, PARAMS).token_ids == plain.token_ids
+    assert played == ["eagle"], "a lookup has nothing to capture"
+    controller = llm.engine.controller
+    llm.switch("eagle", control="goodput")
+    assert played == ["eagle"] and llm.engine.controller is not controller, "what is known is known"
+    made = llm.engine.controller
+    assert isinstance(made, Goodput) and made.costs.tried
+    assert llm.generate("Bread is", SamplingParams(temperature=0.0, max_tokens=12)) is not None
+    llm.switch("none", control="fixed")
+
+
+def test_what_members_take_outlives_a_renewal() -> None:
+    hybrid, world = Hybrid.of([Suffix(Suffix.Config()), heads.eagle()]), tiny.World()
+    world.run(hybrid, [tiny.request(p) for p in tiny.prompts(2, seed=1)])
+    before = list(hybrid.members)
+    assert hybrid.renew() and all(new is not old for new, old in zip(hybrid.members, before, strict=True))
+    assert [m.pace for m in hybrid.members] == [m.pace for m in before] and hybrid.members[0].pace.sure
+    assert hybrid.members[1].rates.everybody() != before[1].rates.everybody(), "of texts nothing is kept"
