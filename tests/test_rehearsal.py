@@ -23,11 +23,11 @@ from .test_seat import PARAMS, STORY, llm
 __all__ = ["llm"]
 
 
-def staged(drafter: Drafter, world: tiny.World, known: Known | None = None) -> Rehearsal:
+def staged(drafter: Drafter, world: tiny.World, known: Known | None = None, most: int = 64) -> Rehearsal:
     """A rehearsal of a drafter on the tiny target."""
     drill = Drill(drafter, known or Known(drafter.depth))
     world.control = lambda drafter: drill
-    return Rehearsal(world.engine(drafter), drill, tiny.prompts(1, seed=3, low=20)[0])
+    return Rehearsal(world.engine(drafter), drill, tiny.prompts(1, seed=3, low=20)[0], most)
 
 
 @pytest.fixture
@@ -94,7 +94,12 @@ def test_it_takes_no_longer_than_it_may(sizes: tuple[int, ...], monkeypatch: pyt
     monkeypatch.setattr("outrider.rehearsal.SECONDS", 0.0)
     rehearsal = staged(tiny.draft_model(2), tiny.World())
     assert rehearsal.whole() == 0 and rehearsal.engine.scheduler.idle
-    assert max(SIZES) >= 64
+
+
+def test_no_larger_batch_is_played_than_there_will_be() -> None:
+    drafter = tiny.draft_model(2)
+    made = {most: staged(drafter, tiny.World(), most=most).sizes for most in (1, 3, 64)}
+    assert made == {1: [1], 3: [1, 4, 2], 64: list(SIZES)}
 
 
 def test_a_seat_rehearses_whoever_has_passes_of_its_own(
@@ -103,7 +108,7 @@ def test_a_seat_rehearses_whoever_has_passes_of_its_own(
     plain, played = llm.chat(STORY, PARAMS), list[str]()
     whole = Rehearsal.whole
     monkeypatch.setattr(Rehearsal, "whole", lambda self: (played.append(self.engine.drafter.name), whole(self))[1])
-    monkeypatch.setattr(llm._seat, "rehearses", True)
+    monkeypatch.setattr(llm._seat, "rehearses", 4)
     for draft in ("eagle", "ngram", "none"):
         llm.switch(draft, control="goodput")
         assert llm.chat(STORY, PARAMS).token_ids == plain.token_ids

@@ -18,6 +18,7 @@ from .loading import Parts, Setup, assemble
 from .metrics import summarise
 from .models.weights import DEFAULT_MODEL
 from .protocols import Drafter
+from .rehearsal import MOST
 from .results import Chunk, Result
 from .seat import Seat
 from .text import TextStream
@@ -39,8 +40,9 @@ class LLM:
     `paged`, or `slots`, the contiguous reference. `invariant=True` makes every token's scores independent, to the last bit, of
     what shares its pass, at some cost. `prefix_cache`: prompts that begin alike share the work. `quantize`: `none`, `int8` or
     `int4`: the layers' weights are rounded to 8 or 4 bits (another model then, exact all the same). `trace`: a file that gets
-    a line for every round (no text unless `trace_text`; put aside when larger than `trace_mib`; `close` ends it). `progress`
-    hears one line per slow step of loading.
+    a line for every round (no text unless `trace_text`; put aside when larger than `trace_mib`; `close` ends it). `rehearse`: on
+    a GPU, guesses are captured and timed beforehand for batches of up to so many requests (0: none, which starts quicker).
+    `progress` hears one line per slow step of loading.
 
     Raises `OutriderError`s that say what to do; nothing is downloaded except for a hub id.
     """
@@ -63,6 +65,7 @@ class LLM:
         trace: str | Path | None = None,
         trace_text: bool = False,
         trace_mib: float = SIZE,
+        rehearse: int = MOST,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         self.notices: list[str] = []
@@ -72,9 +75,10 @@ class LLM:
         controllers.check(control)
         self.control = control
         setup = Setup(model, device, dtype, max_model_len, kv_tokens, cache, invariant, prefix_cache, quantize)
-        parts, drafter = self._assemble(setup, draft, progress or (lambda line: None))
+        say = progress or (lambda line: None)
+        parts, drafter = self._assemble(setup, draft, say)
         self._target, self.tokenizer, self.name = parts.target, parts.tokenizer, parts.name
-        self._seat = Seat(self._target, self._choice, self.name, self.tokenizer, prefix_cache)
+        self._seat = Seat(parts, self._choice, prefix_cache, rehearse, say)
         self.engine = self._seat.take(draft, drafter, self.accept, control)
         self._count = 0
         self._current: list[Request] = []

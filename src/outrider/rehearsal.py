@@ -9,7 +9,7 @@ the text is kept, nor how often guesses came true in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .config import SamplingParams
@@ -25,6 +25,7 @@ from .types import Batch, Budget, Finish, Request
 
 SIZES = (1, 4, 2, 8, 16, 32, 64)
 """Requests of a batch, the most telling first."""
+MOST = max(SIZES)
 PLAIN, ROUNDS = 4, 5
 """Rounds without guesses, which are launched ahead, and of each depth and width: the first one may have to be captured."""
 SECONDS, WHOLE = 4.0, 60.0
@@ -75,24 +76,23 @@ class Drill(Goodput):
 
 
 class Rehearsal:
-    """Plays `engine`, which has a `Drill`, with requests that go on with `prompt`. `clock` tells seconds."""
+    """Plays `engine`, which has a `Drill`, with up to `most` requests that go on with `prompt`."""
 
-    def __init__(
-        self, engine: Engine, drill: Drill, prompt: Sequence[int], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.engine, self.drill, self.prompt, self.clock = engine, drill, list(prompt), clock
+    def __init__(self, engine: Engine, drill: Drill, prompt: Sequence[int], most: int = MOST) -> None:
+        self.engine, self.drill, self.prompt, self.clock = engine, drill, list(prompt), time.perf_counter
+        self.sizes = [size for size in SIZES if size < 2 * most]
         self.depths = limits(engine.drafter.drafter.depth)
-        self._begun, self._spent = clock(), 0.0
+        self._begun, self._spent = self.clock(), 0.0
 
     def whole(self) -> int:
         """All depths for all sizes of batches; how many sizes there was time and memory for."""
         scenes = [Scene(0, 1.0, PLAIN + 1), *self._scenes(self.depths, ROUNDS)]
-        return self._ended([self._play(size, scenes) for size in SIZES if self._goes_on])
+        return self._ended([self._play(size, scenes) for size in self.sizes if self._goes_on])
 
     def again(self) -> int:
         """What was used since the last rehearsal, once: it has to be captured anew."""
         met = self.drill.known.stalls.met
-        used = {size: [d for d in self.depths if met.get((bucket(size), d), 0) > 0] for size in SIZES}
+        used = {size: [d for d in self.depths if met.get((bucket(size), d), 0) > 0] for size in self.sizes}
         scenes = {size: [Scene(0, 1.0, 1), *self._scenes(depths, 1)] for size, depths in used.items() if depths}
         return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
 

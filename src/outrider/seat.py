@@ -7,6 +7,7 @@ its memory under the KV pool's slots, while whoever follows takes none. What it 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,9 @@ from .control.shelf import title
 from .control.streaks import previews
 from .engine import Engine
 from .guard import Guard
-from .loading import make_scheduler, start_for
-from .models.target import ModelTarget
-from .models.tokenizer import TextTokenizer
+from .loading import Parts, make_scheduler, start_for
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
-from .rehearsal import TEXT, Drill, Rehearsal
+from .rehearsal import MOST, TEXT, Drill, Rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,22 @@ class Started:
 
 
 class Seat:
-    """Puts drafters beside `target`. `shelf`: what controllers learned of them."""
+    """Puts drafters beside a target. `shelf`: what controllers learned of them; `rehearses`: the largest batch that is rehearsed
+    with a new one. `progress` hears of what takes long."""
 
-    def __init__(self, target: ModelTarget, choice: Choice, name: str, tokenizer: TextTokenizer, prefix_cache: bool) -> None:
-        self.target, self.choice, self.name, self.tokenizer, self.prefix_cache = target, choice, name, tokenizer, prefix_cache
-        self.shelf = controllers.Shelf()
-        self.rehearses = target.device.type == "cuda"
+    def __init__(
+        self,
+        parts: Parts,
+        choice: Choice,
+        prefix_cache: bool,
+        rehearse: int = MOST,
+        progress: Callable[[str], object] = lambda line: None,
+    ) -> None:
+        target = self.target = parts.target
+        self.name, self.tokenizer = parts.name, parts.tokenizer
+        self.choice, self.prefix_cache = choice, prefix_cache
+        self.shelf, self.progress = controllers.Shelf(), progress
+        self.rehearses = rehearse if target.device.type == "cuda" else 0
         self._now: Started | None = None
         self._kept: Started | None = None
         if target.stage is not None:
@@ -110,7 +119,10 @@ class Seat:
         if left is not None:  # captured rounds move the memory that there is
             self.target.cache.detach(left.start.pool)
         again, drill = controller.costs.tried, Drill(guard.drafter, controller.known)
-        rehearsal = Rehearsal(self._engine(started, accept, drill, prefix_cache=False), drill, self.tokenizer.encode(TEXT))
+        engine = self._engine(started, accept, drill, prefix_cache=False)
+        rehearsal = Rehearsal(engine, drill, self.tokenizer.encode(TEXT), self.rehearses)
+        if not again:
+            self.progress(f"capturing and timing guesses of {guard.name} for batches of up to {self.rehearses}")
         rehearsal.again() if again else rehearsal.whole()
         guard.renew()
 

@@ -51,14 +51,16 @@ class Answer:
 
 
 @contextmanager
-def loaded(options: ModelOptions) -> Iterator[LLM]:
-    """The model, loaded with its progress and notices on stderr, closed at the end. Raises `OutriderError`."""
+def loaded(options: ModelOptions, rehearse: int | None = None) -> Iterator[LLM]:
+    """The model, loaded with its progress and notices on stderr, closed at the end; `rehearse`: how many requests it has at most
+    (None: any number). Raises `OutriderError`."""
     check_draft(options.draft)
     if options.threads is not None:
         import torch
 
         torch.set_num_threads(options.threads)
     from ..llm import LLM
+    from ..rehearsal import MOST
 
     llm = LLM(
         options.model,
@@ -74,6 +76,7 @@ def loaded(options: ModelOptions) -> Iterator[LLM]:
         trace=options.trace,
         trace_text=options.trace_text,
         trace_mib=options.trace_mib,
+        rehearse=MOST if rehearse is None else min(MOST, rehearse),
         progress=say,
     )
     with closing(llm), frozen():

@@ -53,7 +53,7 @@ def chat(
         typer.echo(describe_drafters())
         return
     params = o.sampling_params(ctx.params)
-    with loaded(o.ModelOptions.of(ctx.params)) as llm:
+    with loaded(o.ModelOptions.of(ctx.params), rehearse=1) as llm:
         if not llm.tokenizer.has_chat:
             raise BadInput("this model has no chat template: use `outrider generate --raw`, or an instruct model")
         interactive = sys.stdin.isatty()

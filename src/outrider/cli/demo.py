@@ -62,7 +62,7 @@ def demo(
     debug: o.Debug = False,
 ) -> None:
     """Answer one prompt with speculation off and on; exit 1 if a single token differs."""
-    with loaded(o.ModelOptions(model, draft, device=device, dtype=dtype, threads=threads, quantize=quantize)) as llm:
+    with loaded(o.ModelOptions(model, draft, device=device, dtype=dtype, threads=threads, quantize=quantize), rehearse=1) as llm:
         print(f"{WHY}\n\n{PROMPT}\n")
         for depth in (0, None):  # what only a first pass pays for, neither run should
             _run(llm, min(8, max_tokens), depth, o.Display(json=True))

@@ -63,7 +63,7 @@ def generate(
     display = o.Display(show_draft, json, n, logprobs)
     text = o.read_prompt(prompt, file)
     params = o.sampling_params(ctx.params)
-    with loaded(o.ModelOptions.of(ctx.params)) as llm:
+    with loaded(o.ModelOptions.of(ctx.params), rehearse=n) as llm:
         report(stream_answer(llm, _start(llm, text, chat, params), display), display)
 
 
