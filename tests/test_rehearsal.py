@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
 from outrider import LLM, SamplingParams
 from outrider.control import Goodput
@@ -23,11 +25,11 @@ from .test_seat import PARAMS, STORY, llm
 __all__ = ["llm"]
 
 
-def staged(drafter: Drafter, world: tiny.World, known: Known | None = None, most: int = 64) -> Rehearsal:
+def staged(drafter: Drafter, world: tiny.World, known: Known | None = None, most: int = 64, **scheduling: Any) -> Rehearsal:
     """A rehearsal of a drafter on the tiny target."""
     drill = Drill(drafter, known or Known(drafter.depth))
     world.control = lambda drafter: drill
-    return Rehearsal(world.engine(drafter), drill, tiny.prompts(1, seed=3, low=20)[0], most)
+    return Rehearsal(world.engine(drafter, **scheduling), drill, tiny.prompts(1, seed=3, low=20)[0], most)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def test_what_guesses_take_is_known_and_nothing_is_left(make: Callable[[], Draft
     assert rehearsal.whole() == len(sizes)
     assert known.costs.measured and known.costs.tried and known.plain == {bucket(n) for n in sizes}
     assert {(bucket(n), d) for n in sizes for d in range(1, drafter.depth + 1)} == set(known.stalls.met)
-    assert not any(known.stalls.met.values()) and not known.stalls.prices, "what was captured costs nothing any more"
+    assert not any(known.stalls.met.values())
     assert all(known.costs.draft(n, d) > 0 for n in sizes for d in range(1, drafter.depth + 1))
     assert world.cache.free() == free and rehearsal.engine.scheduler.idle
     assert known.accept.everybody() == Known(drafter.depth).accept.everybody(), "how often made-up guesses came true says nothing"
@@ -71,6 +73,43 @@ def test_again_means_what_was_used_since(sizes: tuple[int, ...]) -> None:
     rehearsal.drill.known.stalls.use(3, 2)
     rehearsal.engine.sinks.append(lambda event: rounds.append((len(event.committed), max(event.depths))))
     assert rehearsal.again() == 1 and set(rounds) == {(4, 0), (4, 2)} and len(rounds) <= PLAIN + ROUNDS
+
+
+def test_again_goes_to_all_depths_where_the_drafter_paces_itself(sizes: tuple[int, ...]) -> None:
+    hybrid, asked = Hybrid.of([Suffix(Suffix.Config(depth=3)), heads.eagle(nodes=8, depth=2)]), set[tuple[int, int]]()
+    rehearsal = staged(hybrid, tiny.World())
+    rehearsal.whole()
+    rehearsal.drill.known.stalls.use(1, 2)
+    rehearsal.engine.sinks.append(lambda event: asked.add((len(event.committed), max(event.depths))))
+    assert rehearsal.again() == 1 and {(1, d) for d in (1, 2, 3)} <= asked and all(n == 1 for n, _ in asked)
+
+
+def test_where_memory_was_short_nothing_counts_as_captured(sizes: tuple[int, ...]) -> None:
+    drafter, failed = tiny.draft_model(2), list[int]()
+    propose = drafter.propose
+
+    def starve(batch: Batch, budget: Budget) -> Proposal:
+        if len(batch) == 4 and not failed:
+            failed.append(1)
+            raise torch.OutOfMemoryError("no memory")
+        return propose(batch, budget)
+
+    drafter.propose = starve  # type: ignore[method-assign]
+    world = tiny.World()
+    rehearsal, free = staged(drafter, world), world.cache.free()
+    assert rehearsal.whole() == 1 and not rehearsal.sound and not rehearsal.drill.known.stalls.met
+    assert world.cache.free() == free and rehearsal.engine.drafter.working
+
+
+def test_prompts_that_take_several_passes_are_read_before_guesses_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.rehearsal.SIZES", (16,))
+    drafter, events = tiny.draft_model(2), list[tuple[int, int, int]]()
+    rehearsal = staged(drafter, tiny.World(), max_rows=8, separate=True)
+    rehearsal.engine.sinks.append(lambda e: events.append((len(e.committed), e.prefill, max(e.depths, default=0))))
+    assert rehearsal.whole() == 1
+    first = next(i for i, (_, _, depth) in enumerate(events) if depth)
+    assert sum(prefill > 0 for _, prefill, _ in events) > 1 and not any(prefill for _, prefill, _ in events[first:])
+    assert bucket(16) in rehearsal.drill.known.plain and all(n == 16 for n, _, _ in events[first:])
 
 
 def test_whoever_has_no_room_is_not_rehearsed(sizes: tuple[int, ...]) -> None:
@@ -113,12 +152,50 @@ def test_a_seat_rehearses_whoever_has_passes_of_its_own(
         llm.switch(draft, control="goodput")
         assert llm.chat(STORY, PARAMS).token_ids == plain.token_ids
     assert played == ["eagle"], "a lookup has nothing to capture"
+    llm.switch("layer_skip", control="goodput")
+    assert played == ["eagle"], "what cannot forget the texts of a rehearsal is not rehearsed"
     controller = llm.engine.controller
     llm.switch("eagle", control="goodput")
     assert played == ["eagle"] and llm.engine.controller is not controller, "what is known is known"
     made = llm.engine.controller
     assert isinstance(made, Goodput) and made.costs.tried
     assert llm.generate("Bread is", SamplingParams(temperature=0.0, max_tokens=12)) is not None
+    llm.switch("none", control="fixed")
+
+
+def test_a_drafter_that_suffers_in_rehearsal_gives_way_to_a_new_one(
+    llm: LLM, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, seen = llm.chat(STORY, PARAMS), list[object]()
+    monkeypatch.setattr(Rehearsal, "whole", lambda self: seen.append(self.engine.drafter) or 0)
+    monkeypatch.setattr(Rehearsal, "sound", False)
+    monkeypatch.setattr(llm._seat, "rehearses", 4)
+    groups = len(llm.engine.target.cache.groups())
+    llm.switch("eagle:depth=2", control="goodput")
+    assert len(seen) == 1 and llm.engine.drafter is not seen[0] and llm.engine.drafter.working
+    assert len(llm.engine.target.cache.groups()) == groups + 1, "the first one's memory is given back"
+    assert llm.chat(STORY, PARAMS).token_ids == plain.token_ids
+    llm.switch("none", control="fixed")
+    assert len(llm.engine.target.cache.groups()) == groups
+
+
+def test_a_switch_that_fails_in_rehearsal_leaves_all_as_it_was(
+    llm: LLM, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.switch("eagle:depth=3", control="goodput")
+    before, groups = llm.engine, len(llm.engine.target.cache.groups())
+    plain = llm.chat(STORY, PARAMS)
+
+    def breaks(self: Rehearsal) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rehearsal, "whole", breaks)
+    monkeypatch.setattr(llm._seat, "rehearses", 4)
+    with pytest.raises(KeyboardInterrupt):
+        llm.switch("eagle:depth=2,width=2", control="goodput")
+    after = llm.chat(STORY, PARAMS)
+    assert llm.engine is before and len(llm.engine.target.cache.groups()) == groups and after.token_ids == plain.token_ids
+    assert after.stats.drafted > 0
     llm.switch("none", control="fixed")
 
 

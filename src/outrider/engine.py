@@ -144,6 +144,11 @@ class Engine:
             request.flying = 0
         self.ahead = None
 
+    def ground(self) -> None:
+        """Forget a round that was launched ahead."""
+        if self.ahead is not None:
+            self._ground(self.ahead)
+
     def _blind(self, pending: Pending) -> bool:
         """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""
         if pending.answer is None or not self.scheduler.calm(pending.batch):

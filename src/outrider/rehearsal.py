@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from .config import SamplingParams
 from .control import Goodput
-from .control.costs import bucket
 from .control.limits import bounds
 from .control.plan import limits
 from .control.shelf import Known
@@ -32,6 +31,8 @@ SECONDS, WHOLE = 4.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
 """A round counts for at most so many seconds: the rest is compiling."""
+SLACK = 16
+"""Tokens that those write whose prompt is read first."""
 SHORTER, KINDS = 9, 8
 """Each of so many requests is so much shorter than the one before."""
 TEXT = (
@@ -79,20 +80,22 @@ class Rehearsal:
     """Plays `engine`, which has a `Drill`, with up to `most` requests that go on with `prompt`."""
 
     def __init__(self, engine: Engine, drill: Drill, prompt: Sequence[int], most: int = MOST) -> None:
-        self.engine, self.drill, self.prompt, self.clock = engine, drill, list(prompt), time.perf_counter
+        self.engine, self.drill, self.clock = engine, drill, time.perf_counter
+        self.prompt = list(prompt[: max(1, engine.target.max_len // 2)])
         self.sizes = [size for size in SIZES if size < 2 * most]
         self.depths = limits(engine.drafter.drafter.depth)
         self._begun, self._spent = self.clock(), 0.0
+        self._met: set[tuple[int, int]] = set()
 
     def whole(self) -> int:
         """All depths for all sizes of batches; how many sizes there was time and memory for."""
-        scenes = [Scene(0, 1.0, PLAIN + 1), *self._scenes(self.depths, ROUNDS)]
+        scenes = [Scene(0, 1.0, PLAIN), *self._scenes(self.depths, ROUNDS)]
         return self._ended([self._play(size, scenes) for size in self.sizes if self._goes_on])
 
     def again(self) -> int:
         """What was used since the last rehearsal, once: it has to be captured anew."""
-        met = self.drill.known.stalls.met
-        used = {size: [d for d in self.depths if met.get((bucket(size), d), 0) > 0] for size in self.sizes}
+        stalls = self.drill.known.stalls
+        used = {size: [d for d in self.depths if stalls.used(size, d)] for size in self.sizes}
         scenes = {size: [Scene(0, 1.0, 1), *self._scenes(depths, 1)] for size, depths in used.items() if depths}
         return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
 
@@ -101,18 +104,24 @@ class Rehearsal:
 
     @property
     def _goes_on(self) -> bool:
-        return self.engine.drafter.working and self._spent < SECONDS and self.clock() - self._begun < WHOLE
+        in_time = self._spent < SECONDS and self.clock() - self._begun < WHOLE
+        return in_time and self.engine.drafter.working and self.sound
 
     def _ended(self, played: Sequence[bool]) -> int:
-        """What stalled did so for good, and from now on it is counted what is used."""
+        """What stalled did so for good, and from now on it is counted what is used. What was not played is not there."""
         stalls = self.drill.known.stalls
         stalls.prices.clear()
-        stalls.met.update(dict.fromkeys(stalls.met, 0))
+        stalls.met = dict.fromkeys(self._met, 0) if self.sound else {}
         return sum(played)
+
+    @property
+    def sound(self) -> bool:
+        """Whether memory was enough: else what was captured may be gone, and the drafter may do without."""
+        return not self.engine.recovery.retries
 
     def _play(self, size: int, scenes: Sequence[Scene]) -> bool:
         """Rounds for so many requests; whether they came to their end."""
-        tokens = sum((1 + scene.depth) * scene.rounds for scene in scenes) + 2 * (1 + max(self.depths))
+        tokens = sum((1 + scene.depth) * scene.rounds for scene in scenes) + SLACK + 2 * (1 + max(self.depths))
         target = self.engine.target
         if size * (len(self.prompt) + tokens + target.cache.block_size) > target.cache.capacity:
             return False
@@ -122,12 +131,22 @@ class Rehearsal:
         try:
             for request in requests:
                 self.engine.add(request)
-            return all(self._round(requests, scene) for scene in scenes for _ in range(scene.rounds))
+            self.drill.set(scenes[0])
+            while not all(r.computed >= r.prompt_len for r in requests):
+                if not self._round(requests, scenes[0]):
+                    return False
+            for scene in scenes:
+                if not all(self._round(requests, scene) for _ in range(scene.rounds)):
+                    return False
+                if scene.depth:
+                    self._met.add(self.drill.known.stalls.shape(size, scene.depth))
+            return True
         except OutOfMemory:
             return False
         finally:
             self.drill.set(scenes[0])
             self.engine.abort(requests)
+            self.engine.ground()
 
     def _round(self, requests: Sequence[Request], scene: Scene) -> bool:
         """One round; whether everybody goes on."""

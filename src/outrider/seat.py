@@ -67,8 +67,10 @@ class Seat:
                 kept = self._kept_for(wanted)
                 started = kept or self._begin(drafter, wanted)
                 controller = self._controller(started.guard.drafter, control)
-                if kept is None:
-                    self._rehearse(started, accept, controller)
+                if kept is None and not self._rehearse(started, accept, controller):  # another one, unrehearsed
+                    self.target.cache.detach(started.start.pool)
+                    started = self._begin(self.choice.drafter(draft), wanted)
+                    controller = self._controller(started.guard.drafter, control)
                 why = started.guard.reason
                 if why is None or not self.choice.pass_over(draft, why):
                     self._settle(started)
@@ -79,6 +81,8 @@ class Seat:
                     raise
             else:
                 self._undo(before, started)
+            started = None
+            self._clear()
             drafter = self.choice.drafter(draft)
 
     def _kept_for(self, wanted: str) -> Started | None:
@@ -111,11 +115,14 @@ class Seat:
         scheduler = make_scheduler(self.target, started.guard.drafter, reuse)
         return Engine(self.target, started.guard, scheduler, accept, controller)
 
-    def _rehearse(self, started: Started, accept: AcceptanceRule, controller: Controller) -> None:
-        """What has to be captured for a drafter with passes of its own is captured before the first request."""
+    def _rehearse(self, started: Started, accept: AcceptanceRule, controller: Controller) -> bool:
+        """What has to be captured for a drafter with passes of its own is captured before the first request, if the drafter can
+        forget the texts of the rehearsal. False where that did it harm, as for want of memory."""
         guard, left = started.guard, self._now
-        if not self.rehearses or not isinstance(controller, controllers.Goodput) or _chains(guard.drafter):
-            return
+        if not self.rehearses or not isinstance(controller, controllers.Goodput):
+            return True
+        if not started.title or _chains(guard.drafter):
+            return True
         if left is not None:  # captured rounds move the memory that there is
             self.target.cache.detach(left.start.pool)
         again, drill = controller.costs.tried, Drill(guard.drafter, controller.known)
@@ -124,7 +131,7 @@ class Seat:
         if not again:
             self.progress(f"capturing and timing guesses of {guard.name} for batches of up to {self.rehearses}")
         rehearsal.again() if again else rehearsal.whole()
-        guard.renew()
+        return rehearsal.sound and (guard.renew() or not guard.working)
 
     def _controller(self, drafter: Drafter, control: str) -> Controller:
         """One that knows what passes cost already, where it is cheap to find out."""

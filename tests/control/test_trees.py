@@ -8,7 +8,8 @@ import pytest
 from outrider.config import SamplingParams
 from outrider.control.costs import Costs
 from outrider.control.limits import Shape
-from outrider.control.plan import Load
+from outrider.control.plan import Load, Planner
+from outrider.control.probes import Allowance, Prices
 from outrider.control.trees import STEEP, Trees
 from outrider.types import Batch
 
@@ -73,3 +74,66 @@ def test_whoever_named_a_depth_has_the_whole_tree() -> None:
     batch = Batch(requests, (1, 1), (True, True), (64, 64))
     assert Shape(Asks(4, 12)).budget(batch, [4, 4], 1.0).nodes == (4, 12)
     assert Shape(Asks(4, 12)).budget(batch, [4, 4]).nodes == (12, 12)
+
+
+def test_a_plan_of_a_drafter_that_paces_itself_is_worth_what_its_depths_are() -> None:
+    rng = np.random.default_rng(1)
+    chances, ends = rng.uniform(0.3, 0.95, (12, 6)), np.full(12, 6)
+    offered = rng.uniform(0.5, 1.0, (12, 6))
+    paced = Load(12, 12, 12, chances, offered, np.zeros(12, dtype=np.int64), ends, 1.0, paced=True)
+    planner = Planner(paced, costs(0.01))
+    plan = planner.best()
+    assert set(plan.depths) <= {0, 6} and any(plan.depths)
+    assert plan.speed == pytest.approx(planner.value(np.array(plan.depths)).speed), "else no plan is ever kept"
+
+
+def test_beyond_what_was_seen_a_neighbour_tells() -> None:
+    made = Costs()
+    for rows in (1, 16, 64, 256):
+        for _ in range(3):
+            made.add_verify(1, rows, 1e-3 + 1e-6 * max(0, rows - 64))
+    for rows, seconds in ((12, 1.00e-3), (16, 1.15e-3)):
+        for _ in range(3):
+            made.add_verify(16, rows, seconds)
+    assert made.plain(16, 16) == pytest.approx(1.15e-3), "its own, where it has some"
+    assert made.plain(16, 64) < 1.25e-3, "a line through 12 and 16 rows says 2.9 ms"
+    assert made.plain(16, 64) >= made.plain(16, 16) and made.plain(16, 256) == pytest.approx(1.37e-3, rel=0.05)
+
+
+def test_a_shape_that_is_nothing_somewhere_does_not_blow_up() -> None:
+    made = Costs()
+    for depth, seconds in ((1, 1e-4), (2, 1.5e-4)):
+        for _ in range(3):
+            made.add_draft(4, depth, seconds)
+    for depth, seconds in ((1, 0.0), (2, 0.0), (3, 2e-5), (5, 3e-4)):
+        for _ in range(3):
+            made.add_draft(1, depth, seconds)
+    assert 1e-4 < made.draft(4, 5) < 2e-3
+
+
+def test_passes_on_a_device_move_with_one_another_by_half() -> None:
+    def plain_after(steady: bool) -> float:
+        made = Costs()
+        made.steady = steady
+        for rows, seconds in ((1, 1e-3), (8, 1.2e-3)):
+            for _ in range(24):
+                made.add_verify(1, rows, seconds)
+        for _ in range(24):
+            made.add_verify(1, 8, 1.8e-3)
+        return made.plain(1, 1)
+
+    assert plain_after(False) == pytest.approx(1.5e-3, rel=0.03) and plain_after(True) == pytest.approx(1.22e-3, rel=0.03)
+
+
+def test_a_stalled_trial_is_no_price_for_controllers_to_come() -> None:
+    prices: Prices = {}
+    allowance = Allowance(prices)
+    allowance.affords(0.01, 16)
+    for _ in range(3):
+        allowance.pay(0.5, 0.0, stalled=True, batch=16)
+    later = Allowance(prices)
+    later.earn(10.0)
+    assert later.affords(0.01, 16) and later._price <= 0.02
+    for _ in range(7):
+        allowance.pay(0.5, 0.0, batch=16)
+    assert not later.affords(0.01, 16) and later.affords(0.01, 1), "what trials took is known by size of batch"

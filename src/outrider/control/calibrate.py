@@ -49,6 +49,8 @@ def calibrate(
                 if turn:
                     controller.costs.add_verify(size, size * (1 + guesses), took)
                     spent, measured = spent + clock() - now, measured + 1
+        except torch.OutOfMemoryError:  # so large a batch will not be met
+            break
         finally:
             for request in requests:
                 target.release(request)

@@ -29,6 +29,10 @@ HOPE = 0.1
 """Share of the rise between two sizes that is believed to come before the larger one is almost reached."""
 ALIKE = 4.0
 """Samples that the line through all depths is worth where one depth is measured."""
+DAMPED = 0.5
+"""Exponent of a change of one size, for others, on a device whose passes take what they take."""
+LIKE = 4.0
+"""Times that a curve may lie above or below the one whose shape it borrows."""
 REACH = 1.2
 """Times the largest size of a curve that another's must be to tell what lies beyond."""
 SLOPE = 0.02
@@ -91,12 +95,12 @@ class Curve:
         self._points: tuple[Floats, Floats] | None = None
 
     def add(self, size: int, seconds: float, drifts: bool = True) -> None:
-        """One measurement of a size. `drifts`: if it has changed, others may have, too."""
+        """One measurement of a size. `drifts`: if it has changed, others have, too; else about half as much."""
         self._met += 1
         cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
         cell.met = self._met
         change = cell.add(size, seconds, self.drift)
-        self.drift *= change if drifts else 1.0
+        self.drift *= change if drifts else change**DAMPED
         cell.drift = self.drift
         if self._met % 64 == 0:
             self.cells = {key: c for key, c in self.cells.items() if self._met - c.met < OLD}
@@ -182,7 +186,7 @@ class Costs:
     """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides. `ahead`: plain rounds
     are launched before the one before was read, which hides most of the rest: then only those tell what it takes. Rounds with
     guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for. `steady`: passes
-    take what they take, by a device's own clock: one size tells nothing of another (a few rows more may mean a larger graph)."""
+    take what they take, by a device's own clock: one size tells less of another (a few rows more may mean a larger graph)."""
 
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}
@@ -272,5 +276,6 @@ def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:
     if not further or (seen and at.max(initial=0.0) <= xs[-1]):
         return own.read(at)
     shape = curves[min(further, key=lambda k: abs(k - size))]
-    borrowed = shape.read(at) * (float(ys[-1]) / max(1e-12, float(shape.read(xs[-1:])[0])))
+    scale = float(ys[-1]) / max(1e-12, float(shape.read(xs[-1:])[0]))
+    borrowed = np.maximum(ys[-1], shape.read(at) * min(LIKE, max(1 / LIKE, scale))) if seen else shape.read(at) * scale
     return np.where(at <= xs[-1], own.read(at), borrowed) if seen else borrowed

@@ -128,7 +128,7 @@ class Planner:
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
         if load.paced:
-            taken = np.where(taken > 0, np.maximum(load.low, load.high), 0)
+            return self.value(np.where(taken > 0, np.maximum(load.low, load.high), load.low))
         return Plan(tuple(taken.tolist()), float(speed[at]))
 
     def _totals(self, order: NDArray[np.intp]) -> tuple[Floats, Floats]:

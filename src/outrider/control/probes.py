@@ -57,7 +57,7 @@ class Allowance:
         few trials are `stalled`, they pay for it."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
-        self._note(extra, batch)
+        self._note(min(extra, 2 * self._price) if stalled else extra, batch)
         self._spend(extra, gain, most)
 
     def wait(self, seconds: float, batch: int = 1) -> None:

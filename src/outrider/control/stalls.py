@@ -43,24 +43,24 @@ class Stalls:
 
     def price(self, batch: int, depth: int) -> float:
         """What the next use of a depth may cost beside its own time."""
-        shape = self._shape(batch, depth)
+        shape = self.shape(batch, depth)
         if self.prices and shape not in self.met and self.ready(batch, depth):
             self.met[shape] = 0
         return 0.0 if not self.prices or shape in self.met else self.usual
 
     def use(self, batch: int, depth: int) -> None:
         """A round of this depth is about to run."""
-        shape = self._shape(batch, depth)
+        shape = self.shape(batch, depth)
         self.met[shape] = self.met.get(shape, 0) + 1
 
     def saw(self, batch: int, depth: int, seconds: float) -> None:
         """A round of this depth took so much longer than it should."""
-        if seconds >= LEAST and self.met.get(self._shape(batch, depth), 0) <= FIRST:
+        if seconds >= LEAST and self.met.get(self.shape(batch, depth), 0) <= FIRST:
             self.prices.append(seconds)
 
     def open(self, batch: int, depth: int) -> bool:
         """Whether a depth may be used: it was met, costs nothing, or was missed for long enough."""
-        return self.price(batch, depth) <= self.forgone.get(self._shape(batch, depth), 0.0)
+        return self.price(batch, depth) <= self.forgone.get(self.shape(batch, depth), 0.0)
 
     def within(self, batch: int, depth: int) -> int:
         """The greatest depth up to this one that may be used; 0 is always one."""
@@ -72,7 +72,7 @@ class Stalls:
 
     def want(self, batch: int, depth: int, gain: float) -> None:
         """From now on this depth is missed: it would be faster by this share."""
-        self.wish = self._shape(batch, depth), min(1.0, gain)
+        self.wish = self.shape(batch, depth), min(1.0, gain)
 
     def content(self) -> None:
         """Nothing is missed."""
@@ -89,5 +89,10 @@ class Stalls:
         self.wish = None
         return True
 
-    def _shape(self, batch: int, depth: int) -> Shape:
+    def used(self, batch: int, depth: int) -> bool:
+        """Whether a round of this depth, or one that may have gone as deep, was run."""
+        return self.met.get(self.shape(batch, depth), 0) > 0
+
+    def shape(self, batch: int, depth: int) -> Shape:
+        """What has to be captured once."""
         return bucket(batch), min(depth, 1) if self.paced else depth

@@ -124,7 +124,8 @@ class Hybrid(Panel):
 
     def renew(self) -> bool:
         """If all members can, it can. What they take on this machine is no text."""
-        if not all(m.reason is None and m.drafter.renew() for m in self.members):
+        renewed = [m.reason is None and m.drafter.renew() for m in self.members]  # each of them, whatever the others can
+        if not all(renewed):
             return False
         before, known = self.members, (self._costs, self._timed)
         self._join([m.drafter for m in before], self.merge, self.whole)
