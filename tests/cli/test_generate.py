@@ -55,7 +55,7 @@ def test_every_option_reaches_its_place(run, script):
         "model": "m.gguf", "draft": "ngram:max=5", "prefix_cache": True, "kv_tokens": None,
         "control": "adaptive", "accept": "rejection", "device": "cpu",
         "dtype": "float32", "quantize": "int8", "max_model_len": 99,
-        "trace": "t.jsonl", "trace_text": True, "trace_mib": 2.0,
+        "trace": "t.jsonl", "trace_text": True, "trace_mib": 2.0, "rehearse": 1,
     }  # fmt: skip
     [(prompt, params)] = script.asked
     assert prompt == "hi"

@@ -286,7 +286,7 @@ class Hybrid(Panel):
             return most if not hand.width or member.outlook(request) > hand.value else 0
         if not hand.width and (not member.index or request.params.depth is not None):
             return most
-        if not member.pace.sure and request.params.depth is None:
+        if not member.pace.seconds and request.params.depth is None:
             return min(most, _FIRST)
         until, usual = member.stands.get(request.id, (0, 0))
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
@@ -301,12 +301,12 @@ class Hybrid(Panel):
         pays = speed > now or not self._timed
         if pays and not hand.width:
             member.stands[request.id] = self._rounds + _STANDS, levels
-        return levels if pays else min(most, self._look)
+        return levels if pays else min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
 
     def _shared(self, member: Member, batch: Batch, budget: Budget) -> list[int]:
         """The same for a crowd: alike for everybody, and for some rounds."""
         until, size, levels = member.shared
-        if not member.pace.sure:
+        if not member.pace.seconds:
             levels = _FIRST
         elif self._rounds >= until or size != bucket(len(batch)):
             levels, _ = member.best(None, max(budget.depth), self._passes(batch), 0.0)
