@@ -11,7 +11,7 @@ import numpy as np
 from ..types import Batch, Committed, Finish, Request, StepEvent
 from .costs import bucket
 from .plan import Load
-from .rates import OWN, Rates, Track, pull
+from .rates import OWN, Rates, Track, estimates, pull
 from .shelf import Known
 from .turns import Turns
 
@@ -168,11 +168,11 @@ class Book:
             len(batch),
             sum(batch.ready),
             sum(batch.pending),
-            np.array([accept.of(s.accept, common, alike) for s in states]),
-            np.array([offer.of(s.offer, offered, offering) for s in states]),
+            estimates([s.accept for s in states], common, alike),
+            estimates([s.offer for s in states], offered, offering),
             nothing,
             nothing,
-            reach=np.array([reach.of(s.reach, reached, offering) for s in states]),
+            reach=estimates([s.reach for s in states], reached, offering),
         )
 
     def _turn(self, state: State, item: Committed, everybody: list[float]) -> bool:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 OWN = 0.92
 """What a request's older record is worth after one more observation: a memory of a dozen rounds."""
 COMMON = 0.98
@@ -118,6 +121,12 @@ class Rates:
     def of(self, own: Track, everybody: list[float], pull: float = PULL) -> list[float]:
         """A request's estimate by position."""
         return [(h + pull * m) / (n + pull) for h, n, m in zip(own.hits, own.tests, everybody, strict=True)]
+
+
+def estimates(tracks: Sequence[Track], everybody: Sequence[float], pull: float = PULL) -> NDArray[np.float64]:
+    """`Rates.of` for several requests, `[N, positions]`."""
+    hits, tests = np.array([t.hits for t in tracks]), np.array([t.tests for t in tracks])
+    return np.asarray((hits + pull * np.array(everybody)) / (tests + pull))
 
 
 def pull(tracks: Sequence[Track]) -> float:
