@@ -40,7 +40,9 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("make", [lambda: tiny.draft_model(2), lambda: heads.eagle(nodes=8, depth=2)])
-def test_what_guesses_take_is_known_and_nothing_is_left(make: Callable[[], Drafter], sizes: tuple[int, ...]) -> None:
+def test_what_guesses_take_is_known_and_nothing_is_left(
+    make: Callable[[], Drafter], sizes: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
     drafter, world = make(), tiny.World()
     known, free = Known(drafter.depth), world.cache.free()
     rehearsal = staged(drafter, world, known)
@@ -51,6 +53,7 @@ def test_what_guesses_take_is_known_and_nothing_is_left(make: Callable[[], Draft
     assert all(known.costs.draft(n, d) > 0 for n in sizes for d in range(1, drafter.depth + 1))
     assert world.cache.free() == free and rehearsal.engine.scheduler.idle
     assert known.accept.everybody() == Known(drafter.depth).accept.everybody(), "how often made-up guesses came true says nothing"
+    assert not caplog.records, "nor is it told that they lose"
 
 
 def test_every_width_of_trees_is_played(sizes: tuple[int, ...]) -> None:

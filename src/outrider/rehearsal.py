@@ -20,7 +20,8 @@ from .control.shelf import Known
 from .engine import Engine
 from .errors import OutOfMemory
 from .protocols import Drafter
-from .types import Batch, Budget, Finish, Request
+from .types import Batch, Budget, Finish, Request, StepEvent
+from .watch import Watch
 
 SIZES = (1, 4, 2, 8, 16, 32, 64)
 """Requests of a batch, the most telling first."""
@@ -76,11 +77,19 @@ class Drill(Goodput):
         return not self.depth
 
 
+class Unwatched(Watch):
+    """What is rehearsed is told to nobody."""
+
+    def observe(self, event: StepEvent) -> None:
+        """Nothing is learned."""
+
+
 class Rehearsal:
     """Plays `engine`, which has a `Drill`, with up to `most` requests that go on with `prompt`."""
 
     def __init__(self, engine: Engine, drill: Drill, prompt: Sequence[int], most: int = MOST) -> None:
         self.engine, self.drill, self.clock = engine, drill, time.perf_counter
+        engine.watch = Unwatched()
         self.prompt = list(prompt[: max(1, engine.target.max_len // 2)])
         self.sizes = [size for size in SIZES if size < 2 * most]
         self.depths = limits(engine.drafter.drafter.depth)
