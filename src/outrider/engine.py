@@ -134,8 +134,8 @@ class Engine:
         self.watch.observe(event)
         for sink in self.sinks:
             sink(event)
-        if self.scheduler.idle and self.ahead is not None:
-            self._ground(self.ahead)  # nobody is left to hear of it
+        if self.scheduler.idle:
+            self.ground()  # nobody is left to hear of it
         return event
 
     def _ground(self, pending: Pending) -> None:

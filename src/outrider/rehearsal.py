@@ -88,12 +88,12 @@ class Rehearsal:
     """Plays `engine`, which has a `Drill`, with up to `most` requests that go on with `prompt`."""
 
     def __init__(self, engine: Engine, drill: Drill, prompt: Sequence[int], most: int = MOST) -> None:
-        self.engine, self.drill, self.clock = engine, drill, time.perf_counter
+        self.engine, self.drill = engine, drill
         engine.watch = Unwatched()
         self.prompt = list(prompt[: max(1, engine.target.max_len // 2)])
         self.sizes = [size for size in SIZES if size < 2 * most]
         self.depths = limits(engine.drafter.drafter.depth)
-        self._begun, self._spent = self.clock(), 0.0
+        self._begun, self._spent = time.perf_counter(), 0.0
         self._met: set[tuple[int, int]] = set()
 
     def whole(self) -> int:
@@ -113,7 +113,7 @@ class Rehearsal:
 
     @property
     def _goes_on(self) -> bool:
-        in_time = self._spent < SECONDS and self.clock() - self._begun < WHOLE
+        in_time = self._spent < SECONDS and time.perf_counter() - self._begun < WHOLE
         return in_time and self.engine.drafter.working and self.sound
 
     def _ended(self, played: Sequence[bool]) -> int:
@@ -160,7 +160,7 @@ class Rehearsal:
     def _round(self, requests: Sequence[Request], scene: Scene) -> bool:
         """One round; whether everybody goes on."""
         self.drill.set(scene)
-        begun = self.clock()
+        begun = time.perf_counter()
         done = self.engine.step() is not None and all(r.finish is Finish.RUNNING for r in requests)
-        self._spent += min(STALL, self.clock() - begun)
+        self._spent += min(STALL, time.perf_counter() - begun)
         return done and self._goes_on

@@ -50,7 +50,7 @@ class Seat:
         self.name, self.tokenizer = parts.name, parts.tokenizer
         self.choice, self.prefix_cache = choice, prefix_cache
         self.shelf, self.progress = controllers.Shelf(), progress
-        self.rehearses = rehearse if target.device.type == "cuda" else 0
+        self.rehearses = min(rehearse, MOST) if target.device.type == "cuda" else 0
         self._now: Started | None = None
         self._kept: Started | None = None
         if target.stage is not None:
@@ -74,7 +74,7 @@ class Seat:
                 why = started.guard.reason
                 if why is None or not self.choice.pass_over(draft, why):
                     self._settle(started)
-                    return self._engine(started, accept, controller)
+                    return self._engine(started, accept, controller, self.prefix_cache)
             except BaseException as error:
                 self._undo(before, started)
                 if not isinstance(error, Exception) or not self.choice.pass_over(draft, error):
@@ -107,12 +107,9 @@ class Seat:
             raise
         return Started(guard, start, self.target.needs, wanted)
 
-    def _engine(
-        self, started: Started, accept: AcceptanceRule, controller: Controller, prefix_cache: bool | None = None
-    ) -> Engine:
+    def _engine(self, started: Started, accept: AcceptanceRule, controller: Controller, prefix_cache: bool) -> Engine:
         """The target with a drafter that has been started, and a rule."""
-        reuse = self.prefix_cache if prefix_cache is None else prefix_cache
-        scheduler = make_scheduler(self.target, started.guard.drafter, reuse)
+        scheduler = make_scheduler(self.target, started.guard.drafter, prefix_cache)
         return Engine(self.target, started.guard, scheduler, accept, controller)
 
     def _rehearse(self, started: Started, accept: AcceptanceRule, controller: Controller) -> bool:

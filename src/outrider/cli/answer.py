@@ -76,7 +76,7 @@ def loaded(options: ModelOptions, rehearse: int | None = None) -> Iterator[LLM]:
         trace=options.trace,
         trace_text=options.trace_text,
         trace_mib=options.trace_mib,
-        rehearse=MOST if rehearse is None else min(MOST, rehearse),
+        rehearse=MOST if rehearse is None else rehearse,
         progress=say,
     )
     with closing(llm), frozen():

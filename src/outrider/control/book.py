@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..types import Batch, Committed, Finish, Request, StepEvent
 from .costs import bucket
-from .plan import Load
+from .plan import Ints, Load
 from .rates import OWN, Rates, Track, estimates, pull
 from .shelf import Known
 from .turns import Turns
@@ -158,20 +156,19 @@ class Book:
         """Rows of a level, of at most `most`, which is believed before anything was seen."""
         return min(most, max(1.0, (self.nodes + most) / (self.levels + 1.0)))
 
-    def load(self, batch: Batch, states: Sequence[State]) -> Load:
-        """A batch with the chances of requests who may look ahead, as they look now; no further than the drafter goes."""
+    def load(self, batch: Batch, states: Sequence[State], low: Ints, high: Ints) -> Load:
+        """A batch with the chances of requests who may look ahead, as they look now."""
         accept, offer, reach = self.accept, self.offer, self.reach
         common, offered, reached = accept.everybody(), offer.everybody(), reach.everybody()
         alike, offering = pull([s.accept for s in states]), pull([s.offer for s in states])
-        nothing = np.zeros(len(states), dtype=np.int64)
         return Load(
             len(batch),
             sum(batch.ready),
             sum(batch.pending),
             estimates([s.accept for s in states], common, alike),
             estimates([s.offer for s in states], offered, offering),
-            nothing,
-            nothing,
+            low,
+            high,
             reach=estimates([s.reach for s in states], reached, offering),
         )
 

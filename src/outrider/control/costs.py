@@ -94,13 +94,12 @@ class Curve:
         self.drift, self._met = 1.0, 0
         self._points: tuple[Floats, Floats] | None = None
 
-    def add(self, size: int, seconds: float, drifts: bool = True) -> None:
-        """One measurement of a size. `drifts`: if it has changed, others have, too; else about half as much."""
+    def add(self, size: int, seconds: float, moves: float = 1.0) -> None:
+        """One measurement of a size; if it has changed, others have, too: by that change to the power of `moves`."""
         self._met += 1
         cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
         cell.met = self._met
-        change = cell.add(size, seconds, self.drift)
-        self.drift *= change if drifts else change**DAMPED
+        self.drift *= cell.add(size, seconds, self.drift) ** moves
         cell.drift = self.drift
         if self._met % 64 == 0:
             self.cells = {key: c for key, c in self.cells.items() if self._met - c.met < OLD}
@@ -196,7 +195,7 @@ class Costs:
         self.ahead = self.steady = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
-        self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds, not self.steady)
+        self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds, DAMPED if self.steady else 1.0)
 
     def add_draft(self, batch: int, depth: int, seconds: float) -> None:
         """`batch`: how many requests were drafted for, `depth`: levels asked for."""

@@ -74,11 +74,8 @@ class Goodput:
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._stalls.paced = self._paced
         self._book = Book(self.known)
-        self._allowance, self._trees = (
-            Allowance(self.known.trials),
-            self.known.trees or Trees(self._shape.width, fixed=self._paced),
-        )
-        self.known.trees = self._trees
+        self._allowance = Allowance(self.known.trials)
+        self._trees = self.known.trees = self.known.trees or Trees(self._shape.width, fixed=self._paced)
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
@@ -327,9 +324,9 @@ class Goodput:
 
     def _measure(self, batch: Batch, limits: list[tuple[int, int]], who: list[int]) -> Load:
         """The load, with every request's chances as they look now."""
-        load = self._book.load(batch, [self._book.state(batch.requests[b]) for b in who])
         low, high = (np.minimum(np.array(ends), self._shape.depth) for ends in zip(*limits, strict=True))
-        return replace(load, low=low, high=high, width=self._book.width(self._shape.width), paced=self._paced)
+        load = self._book.load(batch, [self._book.state(batch.requests[b]) for b in who], low, high)
+        return replace(load, width=self._book.width(self._shape.width), paced=self._paced)
 
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""

@@ -42,8 +42,12 @@ class Shape:
         self.depth = drafter.depth
         self.width = max(1.0, drafter.nodes / max(1, drafter.depth))
 
+    def nodes(self, levels: int, width: float) -> int:
+        """Nodes of so many levels with `width` nodes each, of those that the drafter has."""
+        return max(levels, math.ceil(min(levels, self.depth) * width))
+
     def budget(self, batch: Batch, depths: list[int], width: float | None = None) -> Budget:
         """The depths with their nodes, within the room there is; `width` nodes a level (None: all) for whom it is open."""
         own = [self.width if width is None or not is_open(r) else width for r in batch.requests]
-        nodes = [min(max(d, math.ceil(min(d, self.depth) * w)), room) for d, w, room in zip(depths, own, batch.room, strict=True)]
+        nodes = [min(self.nodes(d, w), room) for d, w, room in zip(depths, own, batch.room, strict=True)]
         return Budget(tuple(depths), tuple(nodes))

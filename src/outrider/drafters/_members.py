@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..control.costs import Floats
+from ..control.limits import Shape
 from ..control.rates import Rates, Track
 from ..control.streaks import Streaks, Text, previews
 from ..control.tally import Tally
@@ -124,7 +124,7 @@ class Member:
         self.streaks, self.texts = Streaks(), dict[int, Text]()
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
-        self.trees = Trees(max(1.0, drafter.nodes / max(1, drafter.depth)))
+        self.trees = Trees(Shape(drafter).width)
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
@@ -185,7 +185,7 @@ class Member:
 
     def rows(self, levels: int) -> int:
         """Nodes of a guess of so many levels."""
-        return max(levels, math.ceil(min(levels, max(1, self.drafter.depth)) * self.trees.now))
+        return Shape(self.drafter).nodes(levels, self.trees.now)
 
     def best(self, request: Request | None, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
         """Of up to `most` levels as many as bring most tokens per second if it is asked (for a request, or for any), and how many
@@ -195,17 +195,16 @@ class Member:
         own = everybody if request is None else self.rates.of(self.record(request).track, everybody)
         chances = np.maximum(luck, own)[:most]
         levels = np.arange(1.0, len(chances) + 1)
-        before, found = self.trees.now, (0.0, 1, 0.0)
+        shape, found = Shape(self.drafter), list[tuple[float, int, float]]()
         for width in self.trees.widths:
-            self.trees.now = width
-            rows = np.array([float(self.rows(int(n))) for n in levels])
+            rows = np.array([float(shape.nodes(int(n), width)) for n in levels])
             tokens = 1 + np.cumsum(np.cumprod(self.trees.chances(chances, width)))
             speed = tokens / (spent + self.pace.seconds * levels + passes(rows))
             at = int(speed.argmax())
-            if speed[at] * (STAYS if width == before else 1.0) > found[2]:
-                found = width, at + 1, float(speed[at]) * (STAYS if width == before else 1.0)
-        self.trees.now = found[0]
-        return found[1], found[2] / (STAYS if found[0] == before else 1.0)
+            found.append((float(speed[at]), at + 1, width))
+        now = self.trees.now
+        fastest, many, self.trees.now = max(found, key=lambda one: one[0] * (STAYS if one[2] == now else 1.0))
+        return many, fastest
 
     def look(self, now: float, most: int) -> int:
         """Of `most` levels as many as may be guessed at time `now`, in seconds, only to measure anew what they bring: what the
