@@ -77,7 +77,7 @@ def test_a_stall_now_and_then_is_no_verdict_and_batches_are_not_mixed() -> None:
         judge.add(1, 11, 100.0 if i % 25 == 0 else 10.0, 1.0)
     assert not judge.rests(1) and judge.case(1).next == REST
     judge = Judge()
-    for _ in range(2 * MANY - 1):
+    for _ in range(MANY - 1):
         judge.add(1, 1, 1.25, 1.0)
         judge.add(64, 64, 60.0, 1.0)
     assert not judge.rests(1) and not judge.rests(64)

@@ -94,15 +94,22 @@ class Curve:
         self.drift, self._met = 1.0, 0
         self._points: tuple[Floats, Floats] | None = None
 
-    def add(self, size: int, seconds: float, moves: float = 1.0) -> None:
-        """One measurement of a size; if it has changed, others have, too: by that change to the power of `moves`."""
+    def add(self, size: int, seconds: float, moves: float = 1.0) -> float:
+        """One measurement of a size; if it has changed, others have, too: by that change to the power of `moves`, which is
+        returned."""
         self._met += 1
         cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
         cell.met = self._met
-        self.drift *= cell.add(size, seconds, self.drift) ** moves
+        moved: float = cell.add(size, seconds, self.drift) ** moves
+        self.move(moved)
         cell.drift = self.drift
         if self._met % 64 == 0:
             self.cells = {key: c for key, c in self.cells.items() if self._met - c.met < OLD}
+        return moved
+
+    def move(self, factor: float) -> None:
+        """All that was measured before takes so many times as long now."""
+        self.drift *= factor
         self._points = None
 
     def points(self) -> tuple[Floats, Floats]:
@@ -185,9 +192,11 @@ class Costs:
     """Curves by size class of the batch: of verifying, of drafting, and of all that a round does besides. `ahead`: plain rounds
     are launched before the one before was read, which hides most of the rest: then only those tell what it takes. Rounds with
     guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for. `steady`: passes
-    take what they take, by a device's own clock: one size tells less of another (a few rows more may mean a larger graph)."""
+    take what they take, by a device's own clock: one size tells less of another (a few rows more may mean a larger graph), and
+    passes without guesses, which have graphs of their own, tell nothing of those with few."""
 
     def __init__(self) -> None:
+        self._plain: dict[int, Curve] = {}
         self._verify: dict[int, Curve] = {}
         self._draft: dict[int, Curve] = {}
         self._other: dict[int, deque[float]] = {}
@@ -195,7 +204,11 @@ class Costs:
         self.ahead = self.steady = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
-        self._verify.setdefault(bucket(batch), Curve()).add(rows, seconds, DAMPED if self.steady else 1.0)
+        size, plain = bucket(batch), self.steady and rows <= batch
+        own, others = (self._plain, self._verify) if plain else (self._verify, self._plain)
+        moved = own.setdefault(size, Curve()).add(rows, seconds, DAMPED if self.steady else 1.0)
+        if size in others:
+            others[size].move(moved)
 
     def add_draft(self, batch: int, depth: int, seconds: float) -> None:
         """`batch`: how many requests were drafted for, `depth`: levels asked for."""
@@ -213,7 +226,11 @@ class Costs:
 
     def verify(self, batch: int, rows: Floats) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
-        return _borrowed(self._verify, bucket(batch), rows)
+        size = bucket(batch)
+        if not self._plain or not self._verify:
+            return _borrowed(self._verify or self._plain, size, rows)
+        plain = _borrowed(self._plain, size, np.minimum(rows, batch))
+        return np.where(rows <= batch, plain, np.maximum(plain, _borrowed(self._verify, size, rows)))
 
     def plain(self, batch: int, rows: int) -> float:
         """Seconds of one pass without guesses."""
@@ -253,7 +270,7 @@ class Costs:
     @property
     def measured(self) -> bool:
         """Whether it is known what verifying takes, at least for some size."""
-        return bool(self._verify)
+        return bool(self._plain or self._verify)
 
     @property
     def tried(self) -> bool:

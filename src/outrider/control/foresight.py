@@ -286,10 +286,10 @@ class Foresight(Goodput):
             if self._judge.add(batch, stretch.tokens / count, seconds / count, batch / plain):
                 self._judge.renew()
 
-    def _hear(self, event: StepEvent, wall: float) -> None:
+    def _hear(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Stretches are judged as a whole."""
         if not self._sees:
-            super()._hear(event, wall)
+            super()._hear(asked, event, wall)
 
     def _tell(self, depth: int) -> None:
         self._mean += SLOW * (depth - self._mean)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median_low
 
 import numpy as np
@@ -26,7 +25,7 @@ from .limits import Shape, bounds
 from .lookout import Lookout
 from .plan import Load, Plan, Planner
 from .plan import limits as depths_worth
-from .probes import GAP, Allowance
+from .probes import AS_DEAR, GAP, Allowance, halves
 from .prompts import Prompts
 from .shelf import Known
 from .stalls import LEAST, SPIKE
@@ -49,8 +48,6 @@ FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
-AS_DEAR = 1.08
-"""A trial goes as deep as its round takes no more than this many times what the least would: a hit that is long is to be seen."""
 TRIED = 8
 """Requests that are tried in one round at most: so many tell enough, and looking which of them to try takes time."""
 SPARSE = 4
@@ -165,7 +162,7 @@ class Goodput:
             return
         self._allowance.earn(wall)
         if self._stalls.wait(wall):
-            self._stale, self._planned = True, -SETTLED
+            self._again()
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
         spiked = not waits and self._spiked(asked, event, wall)
@@ -178,8 +175,21 @@ class Goodput:
         after = self._book.open[0] if self._book.open else None
         alone = (asked.early and not asked.like(before)) or (after is not None and not asked.like(after))
         if asked.deepest and not alone and not waits:
-            self._hear(event, wall)
+            self._hear(asked, event, wall)
         self._charge(asked, event, wall, spiked)
+        if self._off and asked.deepest and not asked.probes:
+            self._regret(event, wall)
+
+    def _regret(self, event: StepEvent, wall: float) -> None:
+        """A round with guesses that was under way when they were given up: if it paid, the plan is made anew."""
+        batch, tokens = len(event.committed), sum(len(item.tokens) for item in event.committed)
+        if tokens * self._usual.seconds(self._book.round, batch, batch) > batch * wall:
+            self._again()
+
+    def _again(self) -> None:
+        """The plan is to be made anew at once."""
+        self._stale, self._planned = True, -SETTLED
+        self._thought.urge()
 
     def _passes(self, asked: Asked) -> bool:
         """Whether it was a plain round among plain ones, which tells little."""
@@ -225,18 +235,17 @@ class Goodput:
         else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
             self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)), batch)
 
-    def _hear(self, event: StepEvent, wall: float) -> None:
+    def _hear(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Compare a round with guesses with plain ones, whatever was expected of it."""
         batch = len(event.committed)
         if bucket(batch) in self._plain_sizes:
             tokens = sum(len(item.tokens) for item in event.committed)
             now = self._book.round
             plain = batch / self._usual.seconds(now, batch, batch)
-            if batch == 1:
+            if batch == 1 and not asked.probes:
                 self._lookout.saw(tokens > 1, min(wall, ODD * self._usual.seconds(now, 1, event.rows)), tokens / plain)
             if not self._watches and self._judge.add(batch, tokens, wall, plain):
-                self._planned = -SETTLED
-                self._thought.urge()
+                self._again()
                 self._judge.renew()
 
     @property
@@ -339,25 +348,24 @@ class Goodput:
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest = sum(d > 0 for d in depths), max(depths)
         before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
-        chosen: set[int] = set()
-        for _, b in sorted(due)[:TRIED]:
-            at_hand = partial(self._trial, size, rows, others, deepest)
-            depth = limits[b][1] if self._paced and size > 1 else self._stalls.least(size, limits[b][1])
-            least = at_hand(depth)
-            deeper = [d for d in depths_worth(limits[b][1]) if size == 1 and d > depth and self._stalls.price(1, d) == 0]
-            depth = max([d for d in deeper if at_hand(d) <= AS_DEAR * least], default=depth)
-            reach = max(deepest, depth)
-            if not self._allowance.affords(at_hand(depth) - before + self._stalls.price(size, reach), size):
-                break
-            depths[b], others, deepest = depth, others + 1, reach
-            rows += round(depth * self._trees.now)
-            chosen.add(b)
+        b = min(due)[1]
+        depth = limits[b][1] if self._paced and size > 1 else self._stalls.least(size, limits[b][1])
+        if size == 1:
+            least = self._trial(1, rows, (0, 1), depth)
+            deeper = [d for d in depths_worth(limits[b][1]) if d > depth and self._stalls.price(1, d) == 0]
+            depth = max([d for d in deeper if self._trial(1, rows, (0, 1), d) <= AS_DEAR * least], default=depth)
+        extra = self._stalls.price(size, max(deepest, depth)) - before
+        prices = ((n, self._trial(size, rows, (others, n), max(deepest, depth)) + extra) for n in halves(min(len(due), TRIED)))
+        count = next((n for n, price in prices if self._allowance.affords(price, size)), 0)
+        chosen = [b for _, b in sorted(due)[:count]]
+        for b in chosen:
+            depths[b] = min(depth, limits[b][1])
         return frozenset(chosen)
 
-    def _trial(self, size: int, rows: int, others: int, deepest: int, depth: int) -> float:
-        """Seconds of a round in which one more request guesses so far."""
-        rows_after = rows + round(depth * self._trees.now)
-        return self.costs.plain(size, rows_after) + self.costs.guessing(size, others + 1, max(deepest, depth))
+    def _trial(self, size: int, rows: int, drafted: tuple[int, int], deepest: int) -> float:
+        """Seconds of a round in which, beside those who guess anyhow, some more do so far: `drafted` says how many of each."""
+        rows_after = rows + round(drafted[1] * deepest * self._trees.now)
+        return self.costs.plain(size, rows_after) + self.costs.guessing(size, sum(drafted), deepest)
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
@@ -374,6 +382,10 @@ class Goodput:
         extra = wall + early - without
         gain = won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch)
+        if batch == 1:
+            self._lookout.saw(won > 0, min(without + extra, ODD * without), tokens * without)
+            if self._off and self._lookout.stays:
+                self._again()
         for b in asked.probes:
             state, item = self._book.states.get(items[b].request.id), items[b]
             if state is not None:

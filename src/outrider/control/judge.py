@@ -12,8 +12,8 @@ from statistics import median
 
 from .costs import bucket
 
-FEW, MANY = 4, 24
-"""Rounds that tell something, and those that tell enough."""
+FEW, ENOUGH, MANY = 4, 12, 48
+"""Rounds that tell something, and those that tell enough: of large batches and of one request."""
 LOSING, PAYING = 0.97, 1.02
 """Speed against plain decoding."""
 ODD = 3.0
@@ -24,10 +24,6 @@ HANDED = 4 * REST
 """The same at most by what another controller found, whose texts may have been of another kind."""
 
 
-def _last(rounds: int) -> deque[tuple[float, float]]:
-    return deque(maxlen=2 * rounds)
-
-
 @dataclass(slots=True)
 class Case:
     """One size class of the batch. `rest`: rounds that guessing still has to rest; `next`: how many it will the next time;
@@ -36,17 +32,18 @@ class Case:
     rest: int = 0
     next: int = REST
     heard: int = 0
-    short: deque[tuple[float, float]] = field(default_factory=lambda: _last(FEW))
-    long: deque[tuple[float, float]] = field(default_factory=lambda: _last(MANY))
+    short: deque[tuple[float, float]] = field(default_factory=lambda: deque[tuple[float, float]](maxlen=2 * FEW))
+    long: deque[tuple[float, float]] = field(default_factory=lambda: deque[tuple[float, float]](maxlen=MANY))
 
-    def add(self, tokens: float, seconds: float, plain: float) -> bool:
-        """As the judge's. While guessing rests, those who were promised guesses have them, which says nothing new."""
+    def add(self, tokens: float, seconds: float, plain: float, enough: int = MANY) -> bool:
+        """As the judge's, who believes what `enough` rounds say. While guessing rests, those who were promised guesses have them,
+        which says nothing new."""
         if self.rest:
             return False
         self.short.append((tokens / plain, seconds))
         self.long.append((tokens / plain, seconds))
         self.heard += 1
-        if len(self.long) == 2 * MANY and self.heard % FEW == 0:
+        if len(self.long) >= enough and self.heard % FEW == 0:
             whole = _speed(self.long)
             if whole < LOSING:
                 self.rest, self.next = self.next, min(LONGEST, 2 * self.next)
@@ -71,7 +68,7 @@ class Judge:
     def add(self, batch: int, tokens: float, seconds: float, plain: float) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
         slower than that, so that the plan is to be made anew."""
-        return self.case(batch).add(tokens, seconds, plain)
+        return self.case(batch).add(tokens, seconds, plain, max(ENOUGH, MANY // batch))
 
     def inherit(self) -> None:
         """Another controller goes on with what is known."""

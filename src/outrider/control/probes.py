@@ -12,6 +12,8 @@ SHARE = 0.01
 """Of all time, for trials of requests that are off."""
 GAP = 8
 """Rounds between two trials of one request, unless the last one paid for itself."""
+AS_DEAR = 1.08
+"""A trial goes as deep as its round takes no more than this many times what the least would: a hit that is long is to be seen."""
 CALM, STALL = 8, 0.05
 """Trials without a stall after which one is chance, and the seconds that are charged at most where it is none."""
 MOST = 0.1
@@ -26,6 +28,7 @@ class Allowance:
         self._seconds, self._price = 0.0, 0.0
         self._prices: Prices = {} if prices is None else prices
         self._calm = CALM  # trials since one was stalled
+        self._fresh = False
 
     @property
     def any(self) -> bool:
@@ -61,12 +64,21 @@ class Allowance:
         self._spend(extra, gain, most)
 
     def wait(self, seconds: float, batch: int = 1) -> None:
-        """A plain round took so much longer for a trial's sake."""
-        self._note(seconds, batch)
+        """A plain round took so much longer, for the last trial's sake if it is the first after it."""
+        known = self._prices.get(bucket(batch))
+        if known and self._fresh:
+            known[-1] += max(0.0, seconds)
+        self._fresh = False
         self._spend(seconds, 0.0, 0.0)
 
     def _note(self, extra: float, batch: int) -> None:
         self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, extra))
+        self._fresh = True
 
     def _spend(self, extra: float, gain: float, most: float) -> None:
         self._seconds -= max(0.0, min(extra, max(most, 2 * self._price)) - gain)
+
+
+def halves(most: int) -> list[int]:
+    """So many, half as many, ..., one."""
+    return [most >> i for i in range(most.bit_length())]
