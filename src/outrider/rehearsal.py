@@ -26,8 +26,9 @@ from .watch import Watch
 SIZES = (1, 4, 2, 8, 16, 32, 64)
 """Requests of a batch, the most telling first."""
 MOST = max(SIZES)
-PLAIN, ROUNDS = 4, 5
-"""Rounds without guesses, which are launched ahead, and of each depth and width: the first one may have to be captured."""
+SETTLING, PLAIN, ROUNDS = 2, 6, 5
+"""Rounds after the prompts that tell nothing, those without guesses, which are launched ahead, and those of each depth and width:
+the first one may have to be captured."""
 SECONDS, WHOLE = 4.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
@@ -60,7 +61,7 @@ class Drill(Goodput):
     def __init__(self, drafter: Drafter, known: Known) -> None:
         own = Known(known.positions, costs=known.costs, stalls=known.stalls, plain=known.plain, referenced=known.referenced)
         super().__init__(drafter, known=own)
-        self.overlaps, self.depth = True, 0
+        self.overlaps, self.depth, self.deaf = True, 0, False
         self.widths = self._trees.widths
 
     def set(self, scene: Scene) -> None:
@@ -70,6 +71,13 @@ class Drill(Goodput):
     def budget(self, batch: Batch) -> Budget:
         """As many levels as the scene has, where there is room."""
         return self._asked(batch, [min(self.depth, bounds(batch, b, self._shape.depth)[1]) for b in range(len(batch))])
+
+    def observe(self, event: StepEvent) -> None:
+        """Nothing is learned while it is `deaf`."""
+        if self.deaf:
+            self._book.settle(event)
+        else:
+            super().observe(event)
 
     @property
     def resting(self) -> bool:
@@ -130,7 +138,7 @@ class Rehearsal:
 
     def _play(self, size: int, scenes: Sequence[Scene]) -> bool:
         """Rounds for so many requests; whether they came to their end."""
-        tokens = sum((1 + scene.depth) * scene.rounds for scene in scenes) + SLACK + 2 * (1 + max(self.depths))
+        tokens = sum((1 + scene.depth) * scene.rounds for scene in scenes) + SETTLING + SLACK + 2 * (1 + max(self.depths))
         target = self.engine.target
         if size * (len(self.prompt) + tokens + target.cache.block_size) > target.cache.capacity:
             return False
@@ -140,10 +148,8 @@ class Rehearsal:
         try:
             for request in requests:
                 self.engine.add(request)
-            self.drill.set(scenes[0])
-            while not all(r.computed >= r.prompt_len for r in requests):
-                if not self._round(requests, scenes[0]):
-                    return False
+            if not self._begin(requests):
+                return False
             for scene in scenes:
                 if not all(self._round(requests, scene) for _ in range(scene.rounds)):
                     return False
@@ -156,6 +162,14 @@ class Rehearsal:
             self.drill.set(scenes[0])
             self.engine.abort(requests)
             self.engine.ground()
+
+    def _begin(self, requests: Sequence[Request]) -> bool:
+        """Prompts, and what is done once after them; whether everybody goes on."""
+        self.drill.deaf, left = True, SETTLING
+        while left and self._round(requests, Scene(0, 1.0, 1)):
+            left -= all(r.computed >= r.prompt_len for r in requests)
+        self.drill.deaf = False
+        return not left
 
     def _round(self, requests: Sequence[Request], scene: Scene) -> bool:
         """One round; whether everybody goes on."""

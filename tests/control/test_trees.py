@@ -132,8 +132,8 @@ def test_a_stalled_trial_is_no_price_for_controllers_to_come() -> None:
     for _ in range(3):
         allowance.pay(0.5, 0.0, stalled=True, batch=16)
     later = Allowance(prices)
-    later.earn(10.0)
-    assert later.affords(0.01, 16) and later._price <= 0.02
+    later.earn(10.0, 16)
+    assert later.affords(0.01, 16) and later.price(16) <= 0.02
     for _ in range(7):
         allowance.pay(0.5, 0.0, batch=16)
     assert not later.affords(0.01, 16) and later.affords(0.01, 1), "what trials took is known by size of batch"

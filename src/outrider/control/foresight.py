@@ -21,9 +21,10 @@ from ..types import Batch, Budget, Finish, Request, StepEvent
 from .book import Asked
 from .costs import bucket
 from .fees import Fee
-from .goodput import SPARSE, TRIED, Goodput
+from .goodput import SPARSE, Goodput
 from .limits import bounds, is_open
 from .plan import limits as depths_worth
+from .probes import TRIED
 from .shelf import Known
 from .streaks import Preview, Text
 from .tally import Tally

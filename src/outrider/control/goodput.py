@@ -25,12 +25,11 @@ from .limits import Shape, bounds
 from .lookout import Lookout
 from .plan import Load, Plan, Planner
 from .plan import limits as depths_worth
-from .probes import AS_DEAR, GAP, Allowance, halves
+from .probes import AS_DEAR, GAP, TRIED, Allowance, halves
 from .prompts import Prompts
 from .shelf import Known
 from .stalls import LEAST, SPIKE
 from .story import Story, why
-from .thought import Thought
 from .trees import Trees
 from .usual import Usual
 
@@ -48,8 +47,6 @@ FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
-TRIED = 8
-"""Requests that are tried in one round at most: so many tell enough, and looking which of them to try takes time."""
 SPARSE = 4
 """While nobody is given guesses in a large batch, one plain round in so many tells what they take."""
 TASTE = 2
@@ -81,7 +78,7 @@ class Goodput:
         self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
         self._size = self._width = self._plain = 0
         self._usual_depth: int | None = None
-        self._thought = Thought()
+        self._thought = self.known.thought
         self.overlaps, self._eager = False, False
         self._judge, self._lookout, self._watches, self._spikes, self._unsteady = self.known.judge, Lookout(), False, 0, 0
         self._usual = Usual(self.costs)
@@ -136,7 +133,7 @@ class Goodput:
         asked = self._book.open[-1] if self._book.open else None
         if asked is None or any(asked.depths):
             return False
-        trial = self._allowance.ripe and (self._eager or self._book.round - self._drafted_at >= GAP)
+        trial = self._allowance.ripe(len(asked.ids)) and (self._eager or self._book.round - self._drafted_at >= GAP)
         anew = (self._stale or self._book.turned) and self._thought.due(self._clock())
         return self._plain > 0 or (self._off and not anew and not trial)
 
@@ -160,7 +157,7 @@ class Goodput:
         waits = self._prompts.told(event.prefill > 0) and self.overlaps
         if asked is None or event.prefill:
             return
-        self._allowance.earn(wall)
+        self._allowance.earn(wall, len(event.committed))
         if self._stalls.wait(wall):
             self._again()
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
@@ -265,9 +262,9 @@ class Goodput:
             return
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
-        hurry = new and not (self._off and bucket(len(batch)) == bucket(self._size))  # else guesses have little to promise
-        if not self._thought.due(begun, hurry):
-            self._stale = self._stale or new
+        idle = self._thought.idle == bucket(len(batch))  # guesses have little to promise
+        if not self._thought.due(begun, new and not idle):
+            self._stale, self._off = self._stale or new, self._off or (idle and self._usual_depth is None)
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth
             return
@@ -295,7 +292,7 @@ class Goodput:
         self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
         self._judge.renew()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
-        self._thought.planned(begun, self._clock(), self._off)
+        self._thought.planned(begun, self._clock(), bucket(len(batch)) if self._off else None)
         self._usual_depth = median_low(plan.depths) if plan.depths else None
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: why(planner, plan, self._gain))
@@ -340,7 +337,9 @@ class Goodput:
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
         book, self._eager = self._book, False
-        off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0 and self._allowance.any]
+        if self._off and len(batch) > TRIED and not self._allowance.ripe(len(batch)):
+            return frozenset()
+        off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0]
         waiting = [(book.state(batch.requests[b]), b) for b in off]
         due = [(s.drafted, b) for s, b in waiting if s.eager or book.round - s.drafted >= GAP]
         if not due:

@@ -14,6 +14,8 @@ GAP = 8
 """Rounds between two trials of one request, unless the last one paid for itself."""
 AS_DEAR = 1.08
 """A trial goes as deep as its round takes no more than this many times what the least would: a hit that is long is to be seen."""
+TRIED = 8
+"""Requests that are tried in one round at most: so many tell enough, and looking which of them to try takes time."""
 CALM, STALL = 8, 0.05
 """Trials without a stall after which one is chance, and the seconds that are charged at most where it is none."""
 MOST = 0.1
@@ -25,30 +27,30 @@ class Allowance:
     what trials took lately, by size class of the batch, which outlives a controller."""
 
     def __init__(self, prices: Prices | None = None) -> None:
-        self._seconds, self._price = 0.0, 0.0
+        self._seconds = 0.0
         self._prices: Prices = {} if prices is None else prices
+        self._expected = dict[int, float]()
         self._calm = CALM  # trials since one was stalled
         self._fresh = False
 
-    @property
-    def any(self) -> bool:
-        return self._seconds > 0
+    def price(self, batch: int) -> float:
+        """Seconds that a trial in such a batch will take, as was expected of the last one, or as was seen."""
+        known = self._prices.get(bucket(batch), ())
+        return max(self._expected.get(bucket(batch), 0.0), robust(known) if len(known) > 2 else 0.0)
 
-    @property
-    def ripe(self) -> bool:
-        """Whether there is enough for another trial like the last ones."""
-        return self._seconds > 0 and self._seconds >= self._price
+    def ripe(self, batch: int) -> bool:
+        """Whether there is enough for another trial like the last ones in such batches."""
+        return self._seconds > 0 and self._seconds >= self.price(batch)
 
-    def earn(self, seconds: float) -> None:
-        """A round took so long. Nothing is saved up beyond one trial and a little."""
-        self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self._price, SHARE * seconds))
+    def earn(self, seconds: float, batch: int = 1) -> None:
+        """A round of such a batch took so long. Nothing is saved up beyond one trial and a little."""
+        self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self.price(batch), SHARE * seconds))
 
     def affords(self, price: float, batch: int = 1) -> bool:
         """Whether there is enough for a trial in such a batch that should cost `price`; trials so far may say that it will cost
         more."""
-        known = self._prices.get(bucket(batch), ())
-        self._price = max(price, robust(known) if len(known) > 2 else 0.0)
-        return self._seconds >= self._price
+        self._expected[bucket(batch)] = price
+        return self._seconds >= self.price(batch)
 
     def owe(self, seconds: float) -> None:
         """A trial that nobody could know the price of."""
@@ -60,8 +62,10 @@ class Allowance:
         few trials are `stalled`, they pay for it."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
-        self._note(min(extra, 2 * self._price) if stalled else extra, batch)
-        self._spend(extra, gain, most)
+        self._spend(extra, gain, max(most, 2 * self.price(batch)))
+        seconds = min(extra, 2 * self.price(batch)) if stalled else extra
+        self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, seconds))
+        self._fresh = True
 
     def wait(self, seconds: float, batch: int = 1) -> None:
         """A plain round took so much longer, for the last trial's sake if it is the first after it."""
@@ -69,14 +73,10 @@ class Allowance:
         if known and self._fresh:
             known[-1] += max(0.0, seconds)
         self._fresh = False
-        self._spend(seconds, 0.0, 0.0)
-
-    def _note(self, extra: float, batch: int) -> None:
-        self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, extra))
-        self._fresh = True
+        self._spend(seconds, 0.0, 2 * self.price(batch))
 
     def _spend(self, extra: float, gain: float, most: float) -> None:
-        self._seconds -= max(0.0, min(extra, max(most, 2 * self._price)) - gain)
+        self._seconds -= max(0.0, min(extra, most) - gain)
 
 
 def halves(most: int) -> list[int]:

@@ -18,6 +18,7 @@ from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
 from .tally import Tally
+from .thought import Thought
 from .trees import Trees
 
 PRIORS = (0.6, 0.9, 0.9)
@@ -30,7 +31,7 @@ class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
     what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
     `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are; `trials`: what
-    trying took."""
+    trying took; `thought`: when the next plan is due."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -44,6 +45,7 @@ class Known:
     referenced: set[int] = field(default_factory=set)
     trees: Trees | None = None
     trials: Prices = field(default_factory=dict)
+    thought: Thought = field(default_factory=Thought)
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
     reach: Rates = field(init=False)

@@ -11,21 +11,22 @@ _NOW = float("-inf")
 
 
 class Thought:
-    """Of one controller."""
+    """Of one drafter. `idle`: the size class of the batch for which the last plan was made, if it gave nobody guesses."""
 
     def __init__(self) -> None:
-        self._took, self._next, self._welcome = QUICK, _NOW, _NOW
+        self._took, self._next, self._welcome, self._ended = QUICK, _NOW, _NOW, _NOW
+        self.idle: int | None = None
 
     def due(self, now: float, hurry: bool = False) -> bool:
         """Whether a plan may be made; `hurry`: somebody is new."""
-        return now >= (self._welcome if hurry else self._next)
+        return now >= (self._welcome if hurry else self._next) or now < self._ended
 
     def urge(self) -> None:
         """The next one is due at once."""
         self._next = _NOW
 
-    def planned(self, begun: float, ended: float, idle: bool) -> None:
-        """A plan was made; `idle`: nobody is given guesses."""
+    def planned(self, begun: float, ended: float, idle: int | None) -> None:
+        """A plan was made; `idle`: for such a batch, and nobody is given guesses."""
         self._took = min(ended - begun, 2 * max(self._took, QUICK))  # a stall is no price
-        self._next = ended + self._took / (WONDERING if idle else THINKING)
-        self._welcome = ended + self._took / WELCOME
+        self._next = ended + self._took / (THINKING if idle is None else WONDERING)
+        self._welcome, self._ended, self.idle = ended + self._took / WELCOME, ended, idle

@@ -50,7 +50,11 @@ class Lags:
         """At most how many states the ring holds that were not read; at least one is read again. `known`: what the host knows of
         it, None while a round is in flight."""
         self._settle()
-        return max(1, self._of[request.id] if known is None else known)
+        return max(1, self._most(request, known))
+
+    def _most(self, request: Request, known: int | None) -> int:
+        """Of two bounds the lower one: the host does not know what was read in the meantime."""
+        return self._of[request.id] if known is None else min(known, self._of[request.id])
 
     def enter(self, requests: Sequence[Request], upto: Sequence[int]) -> None:
         """From the round under way on, states of these requests are in the ring; all positions below `upto` have KV."""
@@ -70,7 +74,7 @@ class Lags:
         late = list[Request]()
         for request, before, new in zip(requests, known, more, strict=True):
             if request.id in self._of:
-                self._of[request.id] = (self._of[request.id] if before is None else before) + new
+                self._of[request.id] = self._most(request, before) + new
                 if self._of[request.id] > self._climbs.most - max(new, self._reach):
                     late.append(request)
         if late and all(n is None for n in known):  # all, which takes no longer: so they are late together the next time

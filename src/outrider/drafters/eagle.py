@@ -25,20 +25,21 @@ from ..models.eagle_net import attend
 from ..models.hf import resolved
 from ..models.products import pack
 from ..models.replay import Replays
-from ..models.rounds import COLUMNS, LENGTHS, bucket
+from ..models.rounds import COLUMNS
 from ..protocols import Drafter, KVNeed, Needs, PoolView, Start, Teacher
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
 from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
+from ._known import KnownKV
 from ._lags import BESIDE, Lags
-from ._past import Chunk, Past, in_a_row, in_order, missing, together
+from ._past import Chunk, Past, in_order, missing
 
 _FEW = 48
 """Unread tokens up to which all requests are read in one pass."""
-_CHUNK, _WIDE = 512, 4096
-"""Tokens of a request read in one pass where there are more, and of several requests together."""
+_CHUNK = 512
+"""Tokens of a request read in one pass where there are more."""
 
 
 @register("eagle")
@@ -108,6 +109,7 @@ class Eagle(Drafter):
                 self._lags = Lags(self.climbs, 1 + (self.depth if self._alone else max(self.depth, BESIDE)))
         else:
             pack(self.net)
+        self._kv = KnownKV(self.net, self.pool, self.climbs)
         self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
 
     def _bound(self, most: int) -> None:
@@ -174,6 +176,7 @@ class Eagle(Drafter):
             return None
         fresh = [r for r in (batch.requests[b] for b in members) if not self._follows(r)]
         self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in fresh])
+        self._kv.pay([batch.requests[b] for b in members])
         asked = [self._asked(batch, b, budget) for b in members]
         made = climbs.climb(asked)
         if made is None:
@@ -245,24 +248,9 @@ class Eagle(Drafter):
                     chunks.append((request, states, upto))
             there = {request.id for request, _, _ in chunks}
             due = [one for one in due if one[0].id in there]
-            for some in together(chunks, _WIDE):
-                self._store(some)
-                for request, _, upto in some:
-                    self._pasts[request.id].read(upto)
-
-    def _store(self, chunks: Sequence[Chunk]) -> None:
-        """KV of known tokens, those of all requests in a row: a single layer's is made of states and tokens alone."""
-        requests, size = [request for request, _, _ in chunks], self.pool.block_size
-        tokens, position, owner = torch.from_numpy(in_a_row(chunks)).to(self.device, non_blocking=True)
-        states = torch.cat([states for _, states, _ in chunks])
-        slot = self.pool.table(requests)[owner, position // size] * size + position % size
-        longest = bucket(max(end for _, _, end in chunks), LENGTHS)
-        if self.climbs is not None and longest is not None:
-            self.climbs.net.store(states, tokens, (position, slot), longest)
-            return
-        x, _ = self.net.enter(self.net.fuse(states), tokens)
-        _, key, value = self.net.project(x[None], position[None])
-        self.pool.write(0, slot, key[0].to(self._kind), value[0].to(self._kind))
+            self._kv.make(chunks)
+            for request, _, upto in chunks:
+                self._pasts[request.id].read(upto)
 
     def _feed(self, requests: Sequence[Request], starts: list[int], states: list[Tensor], room: int) -> Ground:
         """Run the layer over known tokens: `states[c]` of positions from `starts[c]` on, right-aligned in one pass, with room for
@@ -309,6 +297,7 @@ class Eagle(Drafter):
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once where
         samples of one prompt share the KV."""
         if self._passed(batch, proposal, verdict, scores):
+            self._kv.pay_some()
             return
         rest = self._outside(batch, scores)
         if rest and batch.blind:  # where these stand is not known, and never will be
@@ -349,7 +338,11 @@ class Eagle(Drafter):
             self._leave([r for r in batch.requests if r in lags], lags, batch.blind)
             return list(range(len(batch)))
         new = [r for r in batch.requests if r not in lags and self._whole(r)]
-        self._catch_up([(r, missing(r), 0) for r in new])
+        self._catch_up([(r, missing(r), 0 if r.params.n > 1 else _CHUNK) for r in new])
+        for request in new:
+            self._kv.owe(request, self._pasts[request.id], missing(request))
+        if not new:
+            self._kv.pay_some()
         lags.enter(new, [missing(r) for r in new])
         return [b for b, r in enumerate(batch.requests) if r not in lags]
 
@@ -374,9 +367,11 @@ class Eagle(Drafter):
     def _leave(self, requests: list[Request], lags: Lags, blind: bool) -> None:
         """A round that was not captured. What the ring holds is read; where it cannot be, the past is lost."""
         standing = [r for r in requests if r.computed == missing(r) and not blind]
+        self._kv.pay(standing)
         there = lags.leave(standing)
         for request in requests:
             lags.drop(request)
+            self._kv.drop(request)
             past, whole = self._pasts[request.id], there and request in standing
             past.base, past.computed, past.pieces = 0 if whole else request.computed, request.computed, []
 
@@ -390,10 +385,11 @@ class Eagle(Drafter):
     def shared(self, request: Request) -> int:
         """See `protocols.Sharing`."""
         past = self._pasts.get(request.id)
-        return past.computed if past is not None and not past.base else 0
+        return self._kv.made(request, past.computed) if past is not None and not past.base else 0
 
     def release(self, request: Request) -> None:
         """Forget a request."""
         self._pasts.pop(request.id, None)
+        self._kv.drop(request)
         if self._lags is not None:
             self._lags.drop(request)

@@ -1,0 +1,72 @@
+"""Draft KV of known tokens: made at once, or owed until somebody needs it or the device keeps the host waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..models.climbs import Climbs
+from ..models.eagle_net import EagleNet
+from ..models.rounds import LENGTHS, bucket
+from ..protocols import PoolView
+from ..types import Request
+from ._past import Chunk, Past, in_a_row, together
+
+WIDE = 4096
+"""Tokens of several requests that are read together."""
+SOME = 8
+"""Requests for which what is owed is made at once while the device is busy."""
+
+
+class KnownKV:
+    """Of an EAGLE network `net` in a `pool`: a single layer's KV is made of states and tokens alone. `climbs`: its fused form."""
+
+    def __init__(self, net: EagleNet, pool: PoolView, climbs: Climbs | None) -> None:
+        self.net, self.pool, self.climbs = net, pool, climbs
+        self._owed: dict[int, Chunk] = {}
+
+    def make(self, chunks: Sequence[Chunk]) -> None:
+        """KV of these tokens, those of several requests in a row."""
+        for some in together(chunks, WIDE):
+            self._store(some)
+
+    def owe(self, request: Request, past: Past, end: int) -> None:
+        """What was not read of the states before `end` will be before it is needed."""
+        states = past.rows(past.computed, end) if past.computed < end else None
+        if states is not None:
+            self._owed[request.id] = request, states, end
+        past.read(end)
+
+    def pay(self, requests: Sequence[Request]) -> None:
+        """Make what is owed for these."""
+        if self._owed:
+            self.make([self._owed.pop(r.id) for r in requests if r.id in self._owed])
+
+    def pay_some(self) -> None:
+        """Make a part of what is owed."""
+        if self._owed:
+            self.make([self._owed.pop(i) for i in list(self._owed)[:SOME]])
+
+    def made(self, request: Request, computed: int) -> int:
+        """Up to which position there is KV, of the first `computed`."""
+        chunk = self._owed.get(request.id)
+        return computed if chunk is None else min(computed, chunk[2] - len(chunk[1]))
+
+    def drop(self, request: Request) -> None:
+        """What is owed will not be needed."""
+        self._owed.pop(request.id, None)
+
+    def _store(self, chunks: Sequence[Chunk]) -> None:
+        requests, size = [request for request, _, _ in chunks], self.pool.block_size
+        kind = self.pool.keys(0).dtype
+        tokens, position, owner = torch.from_numpy(in_a_row(chunks)).to(self.pool.keys(0).device, non_blocking=True)
+        states = torch.cat([states for _, states, _ in chunks])
+        slot = self.pool.table(requests)[owner, position // size] * size + position % size
+        longest = bucket(max(end for _, _, end in chunks), LENGTHS)
+        if self.climbs is not None and longest is not None:
+            self.climbs.net.store(states, tokens, (position, slot), longest)
+            return
+        x, _ = self.net.enter(self.net.fuse(states), tokens)
+        _, key, value = self.net.project(x[None], position[None])
+        self.pool.write(0, slot, key[0].to(kind), value[0].to(kind))
