@@ -98,7 +98,7 @@ def test_rounds_of_two_sizes_in_turn_are_each_judged_by_their_own(speed: float, 
         for _ in range(20):
             wall = seconds * 1.25 / speed * noise.uniform(0.95, 1.05)
             controller._book.open.append(asked)  # the next one is like this
-            controller._learn(asked, StepEvent(items, 0.0, seconds, wall, 0, 2 * n), wall)
+            controller._learn(asked, StepEvent(items, 0.0, seconds, wall, 0, 2 * n), wall, False)
             controller._book.open.clear()
         if found and controller._judge.rests(n):
             return

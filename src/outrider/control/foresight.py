@@ -250,7 +250,7 @@ class Foresight(Goodput):
         """Where guesses are foreseen, no plain round: it ends a stretch."""
         return not self._sees and super()._passes(asked)
 
-    def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
+    def _learn(self, asked: Asked, event: StepEvent, wall: float, alone: bool) -> None:
         """Plain rounds among plain ones tell what those take; the others, all together, what guessing does."""
         after = self._book.open[0] if self._book.open else None
         self._pace.heard(len(event.committed), wall, event.waited)
@@ -261,7 +261,7 @@ class Foresight(Goodput):
             self._kept(len(event.committed)).add(0.0, 0, FORGET)
             self.known.fees.pause(len(event.committed))
         if not guesses and not next_ and not self._stretch.guessed:
-            super()._learn(asked, event, wall)
+            super()._learn(asked, event, wall, alone)
             self._stretch = Stretch(self._stretch.size)
             return
         self.costs.add_verify(len(event.committed), event.rows, event.verify_seconds)

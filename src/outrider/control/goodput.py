@@ -162,15 +162,15 @@ class Goodput:
             self._again()
         if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
             return
-        spiked = not waits and self._spiked(asked, event, wall)
-        if not waits and not spiked:
-            if asked.deepest and not self.costs.tried:
-                self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
-            self._learn(asked, event, wall)
         # What passes between two rounds is this one's price only if those beside it are like it: it may have been drafted in the
         # time of the one before, and the one after in its own.
         after = self._book.open[0] if self._book.open else None
         alone = (asked.early and not asked.like(before)) or (after is not None and not asked.like(after))
+        spiked = not waits and self._spiked(asked, event, wall)
+        if not waits and not spiked:
+            if asked.deepest and not self.costs.tried:
+                self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
+            self._learn(asked, event, wall, alone)
         if asked.deepest and not alone and not waits:
             self._hear(asked, event, wall)
         self._charge(asked, event, wall, spiked)
@@ -214,9 +214,9 @@ class Goodput:
                 self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual))
         return True
 
-    def _learn(self, asked: Asked, event: StepEvent, wall: float) -> None:
+    def _learn(self, asked: Asked, event: StepEvent, wall: float, alone: bool) -> None:
         """Enter the parts of a round into the tables. Together they are all that passed since the round before: what was hidden
-        behind something else took no time, and what no part reports was waited for."""
+        behind something else took no time, and what no part reports was waited for. `alone`: among others of another kind."""
         batch, costs = len(event.committed), self.costs
         costs.add_verify(batch, event.rows, event.verify_seconds)
         known = bucket(batch) in self._plain_sizes
@@ -226,11 +226,11 @@ class Goodput:
             self._book_drafting(asked, drafting)
             if known:
                 costs.add_wait(batch, asked.deepest, rest - drafting)
-        elif asked.ahead or not costs.ahead:
+        elif costs.ahead and not asked.ahead:  # it might have been, and was not since a trial was due, or had been
+            self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)), batch)
+        elif not (asked.ahead and alone):
             costs.add_other(batch, max(0.0, wall - event.verify_seconds - event.draft_seconds), asked.ahead)
             self._plain_sizes.add(bucket(batch))
-        else:  # a round that might have been launched ahead, and was not since a trial was due, or had been
-            self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)), batch)
 
     def _hear(self, asked: Asked, event: StepEvent, wall: float) -> None:
         """Compare a round with guesses with plain ones, whatever was expected of it."""
