@@ -237,11 +237,12 @@ def test_what_many_requests_would_take_is_found_out_with_one() -> None:
 
 
 @pytest.mark.parametrize("queued", [False, True])
-@pytest.mark.parametrize("lucky", [0, 1, 5, 7, 16])
+@pytest.mark.parametrize("lucky", [0, 1, 5, 8, 9, 16])
 def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_places(
     lucky: int, queued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 requests of which some have ten right guesses, in a round that takes half as long again as a plain one."""
+    """16 requests of which some have ten right guesses, in a round that takes half as long again as a plain one: most of them
+    have to gain, since a batch ends with its slowest."""
     foresight = Foresight(copies(1, 5, 20))  # type: ignore[arg-type]
     prices = [1.0] * 300, [0.0] * 11, Fee(0.0, 0.5)
     monkeypatch.setattr(foresight, "_priced", lambda size, drafted: prices)
@@ -249,7 +250,7 @@ def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_pl
     batch = Batch(requests, (1,) * 16, (True,) * 16, (99,) * 16, queued=queued)
     outlooks = [[float(n) for n in range(11)] if b < lucky else [0.0] for b in range(16)]
     depth = foresight._worth(batch, outlooks, 10)
-    assert (depth == 10) == (lucky > 5 or (lucky > 0 and queued)) and depth in (0, 10)
+    assert (depth == 10) == (lucky > 8 or (lucky > 0 and queued)) and depth in (0, 10)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ from .tally import Tally
 
 MARGIN = 1.02
 """Guesses must promise so much more than a plain round."""
+LEANS = 2.0
+"""Tokens of a round are averaged as their power to the minus so much: 1 is the mean time per token, infinity the slowest's."""
 MANY = 64
 """New tokens from which on a look is one of catching up."""
 FRESH = 16
@@ -304,12 +306,13 @@ class Foresight(Goodput):
 
 def _together(ready: int, more: Sequence[float], queued: bool) -> float:
     """What a round is worth in tokens, if it brings each request so many `more` than one. While others wait, all tokens are
-    worth the same: whoever ends makes room. Else the requests' mean time per token counts, and so the harmonic mean of what they
-    get: a round that takes longer for a few is no gain for the others, and a batch ends with its slowest."""
+    worth the same: whoever ends makes room. Else a round that takes longer for a few is no gain for the others, and a batch ends
+    with its slowest: what counts is a mean that leans to those who get little."""
     if queued:
         return ready + sum(more)
     lucky = [m for m in more if m]
-    return ready * ready / max(1e-9, ready - len(lucky) + sum([1 / (1 + m) for m in lucky]))
+    mean: float = (ready - len(lucky) + sum([(1 + m) ** -LEANS for m in lucky])) / max(1, ready)
+    return float(ready * max(1e-9, mean) ** (-1 / LEANS))
 
 
 def _writing(event: StepEvent) -> list[Request]:

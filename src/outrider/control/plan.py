@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from .costs import Costs, Floats, bucket
 
 Ints = NDArray[np.int64]
+MANY = 32
+"""Requests from which on not every depth is weighed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,7 @@ class Planner:
             return self._alone(int(high[0]))
         found = self.value(self.load.low)
         most = int(high.max(initial=0))
-        for limit in [most] if self.load.paced else limits(most):
+        for limit in [most] if self.load.paced else limits(most, len(high)):
             if self.load.open is not None and limit not in self.load.open:
                 continue
             plan = self._up_to(limit)
@@ -144,6 +146,8 @@ class Planner:
         return tokens, passes + self._other
 
 
-def limits(most: int) -> list[int]:
-    """Depths worth trying as a limit: all up to 8, then every fourth, and the largest."""
-    return [d for d in range(1, most + 1) if d <= 8 or d % 4 == 0 or d == most]
+def limits(most: int, requests: int = 1) -> list[int]:
+    """Depths worth trying as a limit: all up to 8, then every fourth, and the largest; for many requests, where each takes long
+    to weigh, powers of two."""
+    few = requests > MANY
+    return [d for d in range(1, most + 1) if d == most or (d & (d - 1) == 0 if few else d <= 8 or d % 4 == 0)]

@@ -15,8 +15,6 @@ from ._past import Chunk, Past, in_a_row, together
 
 WIDE = 4096
 """Tokens of several requests that are read together."""
-SOME = 8
-"""Requests for which what is owed is made at once while the device is busy."""
 
 
 class KnownKV:
@@ -44,9 +42,9 @@ class KnownKV:
             self.make([self._owed.pop(r.id) for r in requests if r.id in self._owed])
 
     def pay_some(self) -> None:
-        """Make a part of what is owed."""
+        """Make as much of what is owed, for the oldest, as is read together: launching it takes long, for few or for many."""
         if self._owed:
-            self.make([self._owed.pop(i) for i in list(self._owed)[:SOME]])
+            self._store([self._owed.pop(r.id) for r, _, _ in next(together(list(self._owed.values()), WIDE))])
 
     def made(self, request: Request, computed: int) -> int:
         """Up to which position there is KV, of the first `computed`."""
