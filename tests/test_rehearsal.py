@@ -75,7 +75,8 @@ def test_again_means_what_was_used_since(sizes: tuple[int, ...]) -> None:
     rehearsal.whole()
     rehearsal.drill.known.stalls.use(3, 2)
     rehearsal.engine.sinks.append(lambda event: rounds.append((len(event.committed), max(event.depths))))
-    assert rehearsal.again() == 1 and set(rounds) == {(4, 0), (4, 2)} and len(rounds) <= PLAIN + ROUNDS
+    least = {(n, d) for n in sizes for d in (0, 1)}
+    assert rehearsal.again() == len(sizes) and set(rounds) == {*least, (4, 2)} and len(rounds) <= len(sizes) * (PLAIN + ROUNDS)
 
 
 def test_again_goes_to_all_depths_where_the_drafter_paces_itself(sizes: tuple[int, ...]) -> None:
@@ -84,7 +85,7 @@ def test_again_goes_to_all_depths_where_the_drafter_paces_itself(sizes: tuple[in
     rehearsal.whole()
     rehearsal.drill.known.stalls.use(1, 2)
     rehearsal.engine.sinks.append(lambda event: asked.add((len(event.committed), max(event.depths))))
-    assert rehearsal.again() == 1 and {(1, d) for d in (1, 2, 3)} <= asked and all(n == 1 for n, _ in asked)
+    assert rehearsal.again() == len(sizes) and {(1, d) for d in (1, 2, 3)} <= asked and all(n == 1 or d < 2 for n, d in asked)
 
 
 def test_where_memory_was_short_nothing_counts_as_captured(sizes: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ all sizes alike), so that comparisons between sizes stay fair.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -19,6 +19,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 WINDOW = 24
+MANY = 16
+"""Samples of which the larger ones are no chance."""
+CROWD = 8
+"""Requests from which on a batch seldom stays as it is."""
 FIRM = 24
 """Samples of a size before its changes are taken for those of all sizes: until then they are its own noise settling."""
 OLD = 2000
@@ -49,6 +53,15 @@ def robust(values: Iterable[float]) -> float:
     return sum(middle) / len(middle)
 
 
+def frequent(values: Sequence[float]) -> float:
+    """The mean of all but the largest eighth: what happens often counts, though it be the lesser part, and a stall does not. Of
+    few, as `robust`."""
+    if len(values) < MANY:
+        return robust(values)
+    few = sorted(values)[: len(values) - len(values) // 8]
+    return sum(few) / len(few)
+
+
 def grain(size: int) -> int:
     """Sizes that share a cell: exact up to 16, then eight to an octave."""
     if size <= 16:
@@ -72,8 +85,8 @@ class Cell:
     value: float = 0.0
     size: float = 0.0
 
-    def add(self, size: int, seconds: float, drift: float) -> float:
-        """Take in a sample; by which factor the value moved."""
+    def add(self, size: int, seconds: float, drift: float, mean: Callable[[Sequence[float]], float]) -> float:
+        """Take in a sample; by which factor the value, their `mean`, moved."""
         if drift != self.drift:
             factor = drift / self.drift
             self.samples = deque((s * factor for s in self.samples), maxlen=WINDOW)
@@ -81,15 +94,15 @@ class Cell:
         before, firm = self.value, len(self.samples) >= FIRM
         self.samples.append(seconds)
         self.size += (size - self.size) / len(self.samples)
-        self.value, self.drift = robust(self.samples), drift
+        self.value, self.drift = mean(self.samples), drift
         return min(1.25, max(0.8, self.value / before)) if firm and before > 0 else 1.0
 
 
 class Curve:
-    """Seconds by size. `anchored`: size 0 takes no time."""
+    """Seconds by size. `anchored`: size 0 takes no time; `mean`: of the samples of one size."""
 
-    def __init__(self, anchored: bool = False) -> None:
-        self.anchored = anchored
+    def __init__(self, anchored: bool = False, mean: Callable[[Sequence[float]], float] = robust) -> None:
+        self.anchored, self.mean = anchored, mean
         self.cells: dict[int, Cell] = {}
         self.drift, self._met = 1.0, 0
         self._points: tuple[Floats, Floats] | None = None
@@ -100,7 +113,7 @@ class Curve:
         self._met += 1
         cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
         cell.met = self._met
-        moved: float = cell.add(size, seconds, self.drift) ** moves
+        moved: float = cell.add(size, seconds, self.drift, self.mean) ** moves
         self.move(moved)
         cell.drift = self.drift
         if self._met % 64 == 0:
@@ -221,8 +234,10 @@ class Costs:
         self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
 
     def add_wait(self, batch: int, depth: int, seconds: float) -> None:
-        """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one."""
-        self._wait.setdefault(bucket(batch), Curve()).add(depth, seconds)
+        """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one. In crowds somebody ends
+        every few rounds, after which none can be launched ahead."""
+        mean = frequent if batch > CROWD else robust
+        self._wait.setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
 
     def verify(self, batch: int, rows: Floats) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""

@@ -272,7 +272,7 @@ class Goodput:
         planner = self._trees.choose(self._measure(batch, [limits[b] for b in who], who), self.costs)
         load = planner.load
         plan = self._best(planner)
-        if all(s.depth is not None for s in states):
+        if not new or (self.costs.tried and not any(s.depth for s in states)):
             kept = np.array([min(limits[b][1], max(limits[b][0], s.depth or 0)) for b, s in zip(who, states, strict=True)])
             kept = np.maximum(load.low, np.minimum(kept, self._stalls.within(len(batch), int(kept.max(initial=0)))))
             old = planner.value(kept)

@@ -20,6 +20,8 @@ ODD = 3.0
 """A round counts for at most so many times the middle one: the machine stalls now and then."""
 REST, LONGEST = 64, 8192
 """Rounds without guesses after a verdict: at first, and at most."""
+SMALL = 3
+"""Size classes of batches in which the texts of one are soon different from those of another: of many requests most are alike."""
 HANDED = 4 * REST
 """The same at most by what another controller found, whose texts may have been of another kind."""
 
@@ -72,8 +74,9 @@ class Judge:
 
     def inherit(self) -> None:
         """Another controller goes on with what is known."""
-        for case in self._cases.values():
-            case.rest, case.next = min(case.rest, REST), min(case.next, HANDED)
+        for size, case in self._cases.items():
+            most = REST if size <= SMALL else HANDED
+            case.rest, case.next = min(case.rest, most), min(case.next, HANDED)
 
     def renew(self) -> None:
         """The plan is a new one."""
