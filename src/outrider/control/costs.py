@@ -234,8 +234,8 @@ class Costs:
         self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
 
     def add_wait(self, batch: int, depth: int, seconds: float) -> None:
-        """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one. In crowds somebody ends
-        every few rounds, after which none can be launched ahead."""
+        """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one. In crowds somebody
+        ends every few rounds, after which none can be launched ahead."""
         mean = frequent if batch > CROWD else robust
         self._wait.setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
 
