@@ -27,8 +27,8 @@ SIZES = (1, 4, 2, 8, 16, 32, 64)
 """Requests of a batch, the most telling first."""
 MOST = max(SIZES)
 SETTLING, PLAIN, ROUNDS = 2, 6, 5
-"""Rounds after the prompts that tell nothing, those without guesses, which are launched ahead, and those of each depth and width:
-the first one may have to be captured."""
+"""Rounds that tell nothing (what comes next is captured in the time of the first, and played in the second), those without
+guesses, which are launched ahead, and those of each depth and width."""
 SECONDS, WHOLE = 4.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
@@ -75,7 +75,7 @@ class Drill(Goodput):
     def observe(self, event: StepEvent) -> None:
         """Nothing is learned while it is `deaf`."""
         if self.deaf:
-            self._book.settle(event)
+            self._before, self._last = self._book.settle(event), self._clock()
         else:
             super().observe(event)
 
@@ -152,14 +152,17 @@ class Rehearsal:
             if not self._begin(requests):
                 return False
             for scene in scenes:
-                if not all(self._round(requests, scene) for _ in range(scene.rounds)):
-                    return False
+                for i in range(scene.rounds):
+                    self.drill.deaf = i < SETTLING
+                    if not self._round(requests, scene):
+                        return False
                 if scene.depth:
                     self._met.add(self.drill.known.stalls.shape(size, scene.depth))
             return True
         except OutOfMemory:
             return False
         finally:
+            self.drill.deaf = False
             self.drill.set(scenes[0])
             self.engine.abort(requests)
             self.engine.ground()
@@ -169,7 +172,6 @@ class Rehearsal:
         self.drill.deaf, left = True, SETTLING
         while left and self._round(requests, Scene(0, 1.0, 1)):
             left -= all(r.computed >= r.prompt_len for r in requests)
-        self.drill.deaf = False
         return not left
 
     def _round(self, requests: Sequence[Request], scene: Scene) -> bool:

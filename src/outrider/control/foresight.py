@@ -31,8 +31,9 @@ from .tally import Tally
 
 MARGIN = 1.02
 """Guesses must promise so much more than a plain round."""
-LEANS = 2.0
-"""Tokens of a round are averaged as their power to the minus so much: 1 is the mean time per token, infinity the slowest's."""
+LEANS = 1.0, 2.0
+"""Tokens of a round are averaged as their power to the minus so much, in batches of few and of many: 1 is the mean time per
+token, infinity the slowest's."""
 MANY = 64
 """New tokens from which on a look is one of catching up."""
 FRESH = 16
@@ -310,9 +311,9 @@ def _together(ready: int, more: Sequence[float], queued: bool) -> float:
     with its slowest: what counts is a mean that leans to those who get little."""
     if queued:
         return ready + sum(more)
-    lucky = [m for m in more if m]
-    mean: float = (ready - len(lucky) + sum([(1 + m) ** -LEANS for m in lucky])) / max(1, ready)
-    return float(ready * max(1e-9, mean) ** (-1 / LEANS))
+    lucky, leans = [m for m in more if m], LEANS[ready > TRIED]
+    mean: float = (ready - len(lucky) + sum([(1 + m) ** -leans for m in lucky])) / max(1, ready)
+    return float(ready * max(1e-9, mean) ** (-1 / leans))
 
 
 def _writing(event: StepEvent) -> list[Request]:
