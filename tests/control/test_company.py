@@ -141,6 +141,20 @@ def test_short_texts_leave_time_for_trials() -> None:
     assert simulate.against_plain(good[len(good) // 2 :], 4) >= 1.8
 
 
+def test_guesses_that_users_insist_on_do_not_have_everybody_planned_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs pay, those of the one who is free do not."""
+    plans = list[int]()
+    best = Goodput._best
+    monkeypatch.setattr(Goodput, "_best", lambda self, planner: plans.append(self._book.round) or best(self, planner))
+    world = replace(home(0.9, 3), accept=lambda b, round_: 0.95 if b < 2 else 0.0)
+    four = replace(FORCED, depth=4)
+    run = among(world, Goodput(Asks(DEPTH, DEPTH), Clock()), 0, (four, four, FREE))
+    run.run(100)
+    plans.clear()
+    run.run(200)
+    assert len(plans) <= 60
+
+
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_trials_that_are_stalled_again_and_again_are_paid_for(share: float) -> None:
     """A drafter that pays little, and whose rounds are stalled by 20 passes now and then, whatever a first stall is taken for."""

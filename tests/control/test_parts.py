@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -266,6 +266,40 @@ def test_trials_that_cost_more_than_expected_come_less_often() -> None:
             allowance.pay(6.0, 0.0)
             spent += 6.0
     assert spent <= 0.015 * 20_000
+
+
+def test_what_one_size_of_batch_saved_is_not_lost_on_another() -> None:
+    allowance, trials = Allowance(), 0
+    for round_ in range(5000):
+        crowd = round_ % 20 == 0
+        allowance.earn(1.0, 64 if crowd else 4)
+        if crowd and allowance.affords(0.5, 64):
+            allowance.pay(0.5, 0.0, batch=64)
+            trials += 1
+    assert 4 <= trials <= 5, "of its own 250 seconds"
+
+
+def test_a_depth_that_was_opened_is_weighed_also_in_crowds() -> None:
+    costs, n = Costs(), 40
+    for rows, seconds in ((n, 1e-3), (2 * n, 1.1e-3), (4 * n, 1.3e-3), (8 * n, 2.0e-3)):
+        for _ in range(4):
+            costs.add_verify(n, rows, seconds)
+    every = np.full((n, 8), 0.9)
+    load = Load(n, n, n, every, np.ones((n, 8)), np.zeros(n, int), np.full(n, 8))
+    assert max(Planner(replace(load, open=frozenset({1, 3})), costs).best().depths) == 3
+    assert max(Planner(replace(load, open=frozenset({0})), costs).best().depths) == 0
+
+
+def test_where_only_plain_passes_were_seen_guesses_begin_at_their_price() -> None:
+    costs = Costs()
+    costs.steady = True
+    for _ in range(4):
+        costs.add_verify(1, 1, 5e-3)
+        costs.add_verify(64, 64, 15e-3)
+        costs.add_verify(64, 128, 18e-3)
+        costs.add_verify(64, 256, 24e-3)
+    few = costs.verify(1, np.array([1.0, 2.0, 6.0]))
+    assert few[0] == pytest.approx(5e-3) and np.all(few[1:] >= 5e-3) and np.all(few[1:] < 6e-3)
 
 
 @dataclass(frozen=True, slots=True)

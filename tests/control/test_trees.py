@@ -133,6 +133,7 @@ def test_a_stalled_trial_is_no_price_for_controllers_to_come() -> None:
         allowance.pay(0.5, 0.0, stalled=True, batch=16)
     later = Allowance(prices)
     later.earn(10.0, 16)
+    later.earn(10.0, 1)
     assert later.affords(0.01, 16) and later.price(16) <= 0.02
     for _ in range(7):
         allowance.pay(0.5, 0.0, batch=16)

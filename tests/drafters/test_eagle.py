@@ -11,6 +11,7 @@ from outrider import registry, tree
 from outrider.bench.probes import Replay
 from outrider.config import SamplingParams
 from outrider.drafters._eagle import EaglePupil, EagleTraining
+from outrider.drafters._known import KnownKV
 from outrider.drafters._past import Past, together
 from outrider.drafters._unrolled import Joined, plain, unrolled
 from outrider.drafters.eagle import Eagle
@@ -144,10 +145,9 @@ def test_prompts_in_chunks(chunk, monkeypatch):
 
 @pytest.mark.parametrize(("wide", "together"), [(1, False), (40, True), (2048, True)])
 def test_prompts_of_several_requests_are_read_together(wide, together, monkeypatch):
-    monkeypatch.setattr("outrider.drafters.eagle._WIDE", wide)
-    drafter, fed = heads.eagle(width=1, depth=2), []
-    store = drafter._store
-    drafter._store = lambda chunks: fed.append(len(chunks)) or store(chunks)
+    monkeypatch.setattr("outrider.drafters._known.WIDE", wide)
+    drafter, fed, store = heads.eagle(width=1, depth=2), [], KnownKV._store
+    monkeypatch.setattr(KnownKV, "_store", lambda self, chunks: fed.append(len(chunks)) or store(self, chunks))
     made = [tiny.request(p, GREEDY) for p in tiny.prompts(6, seed=2, low=3, high=14)]
     check_chains(drafter, made)
     assert (max(fed) > 1) == together

@@ -15,6 +15,8 @@ from .turns import Turns
 
 _TIDY = 256
 """Rounds between looks for requests that ended unseen (stopped by the user)."""
+PATIENCE = 8
+"""Rounds of catching up in a row after which drafting time is booked all the same."""
 _NEVER = -(10**9)
 
 

@@ -244,8 +244,11 @@ class Costs:
         size = bucket(batch)
         if not self._plain or not self._verify:
             return _borrowed(self._verify or self._plain, size, rows)
-        plain = _borrowed(self._plain, size, np.minimum(rows, batch))
-        return np.where(rows <= batch, plain, np.maximum(plain, _borrowed(self._verify, size, rows)))
+        plain, guessing = _borrowed(self._plain, size, np.minimum(rows, batch)), _borrowed(self._verify, size, rows)
+        if size not in self._verify:  # another's shape, which begins where plain passes are
+            ends = np.array([float(batch)])
+            guessing *= _borrowed(self._plain, size, ends) / _borrowed(self._verify, size, ends)
+        return np.where(rows <= batch, plain, np.maximum(plain, guessing))
 
     def plain(self, batch: int, rows: int) -> float:
         """Seconds of one pass without guesses."""

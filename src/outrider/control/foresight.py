@@ -21,10 +21,11 @@ from ..types import Batch, Budget, Finish, Request, StepEvent
 from .book import Asked
 from .costs import bucket
 from .fees import Fee
-from .goodput import SPARSE, Goodput
+from .goodput import Goodput
+from .judge import MANY as JUDGED
 from .limits import bounds, is_open
 from .plan import limits as depths_worth
-from .probes import TRIED
+from .probes import SPARSE, TRIED
 from .shelf import Known
 from .streaks import Preview, Text
 from .tally import Tally
@@ -287,7 +288,7 @@ class Foresight(Goodput):
         if stretch.whole:
             self.known.fees.add(batch, count, seconds - stretch.parts - count * other)
         for _ in range(count):
-            if self._judge.add(batch, stretch.tokens / count, seconds / count, batch / plain):
+            if self._judge.add(batch, stretch.tokens / count, seconds / count, batch / plain, JUDGED):
                 self._judge.renew()
 
     def _hear(self, asked: Asked, event: StepEvent, wall: float) -> None:

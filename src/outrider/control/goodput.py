@@ -17,7 +17,7 @@ import numpy as np
 
 from ..protocols import Drafter
 from ..types import Batch, Budget, Proposal, StepEvent
-from .book import Asked, Book
+from .book import PATIENCE, Asked, Book
 from .costs import bucket
 from .cut import shorten
 from .judge import ODD
@@ -25,11 +25,12 @@ from .limits import Shape, bounds
 from .lookout import Lookout
 from .plan import Load, Plan, Planner
 from .plan import limits as depths_worth
-from .probes import AS_DEAR, GAP, TRIED, Allowance, halves
+from .probes import AS_DEAR, GAP, SPARSE, TRIED, Allowance, halves
 from .prompts import Prompts
 from .shelf import Known
 from .stalls import LEAST, SPIKE
 from .story import Story, why
+from .thought import TASTE
 from .trees import Trees
 from .usual import Usual
 
@@ -47,12 +48,6 @@ FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
 """While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
-SPARSE = 4
-"""While nobody is given guesses in a large batch, one plain round in so many tells what they take."""
-TASTE = 2
-"""Rounds in which it is found out what drafting takes: in the first one the drafter catches up with the text."""
-PATIENCE = 8
-"""Rounds of catching up in a row after which drafting time is booked all the same."""
 
 
 class Goodput:
@@ -83,6 +78,7 @@ class Goodput:
         self._judge, self._lookout, self._watches, self._spikes, self._unsteady = self.known.judge, Lookout(), False, 0, 0
         self._usual = Usual(self.costs)
         self._before: Asked | None = None
+        self._longer, self._given_up = 0.0, False
         self._prompts = Prompts()
         self._judge.inherit()
 
@@ -155,8 +151,11 @@ class Goodput:
         now = self._clock()
         wall, self._last, self._before = min(event.seconds, now - self._last), now, asked
         waits = self._prompts.told(event.prefill > 0) and self.overlaps
+        longer, self._longer = self._longer, 0.0
         if asked is None or event.prefill:
             return
+        if not asked.deepest:
+            self._longer = wall - self._usual.seconds(self._book.round, len(event.committed), event.rows) if asked.ahead else 0.0
         self._allowance.earn(wall, len(event.committed))
         if self._stalls.wait(wall):
             self._again()
@@ -169,17 +168,19 @@ class Goodput:
         spiked = not waits and self._spiked(asked, event, wall)
         if not waits and not spiked:
             if asked.deepest and not self.costs.tried:
-                self._allowance.owe(min(event.draft_seconds, event.verify_seconds))
+                self._allowance.owe(min(event.draft_seconds, event.verify_seconds), len(event.committed))
             self._learn(asked, event, wall, alone)
         if asked.deepest and not alone and not waits:
             self._hear(asked, event, wall)
-        self._charge(asked, event, wall, spiked)
-        if self._off and asked.deepest and not asked.probes:
+        early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, longer)
+        self._charge(asked, event, wall + early, spiked)  # begun in the time of the round before
+        if self._given_up and asked.deepest and not asked.probes:
             self._regret(event, wall)
 
     def _regret(self, event: StepEvent, wall: float) -> None:
         """A round with guesses that was under way when they were given up: if it paid, the plan is made anew."""
         batch, tokens = len(event.committed), sum(len(item.tokens) for item in event.committed)
+        self._given_up = False
         if tokens * self._usual.seconds(self._book.round, batch, batch) > batch * wall:
             self._again()
 
@@ -282,6 +283,7 @@ class Goodput:
         self._watches = not any(plan.depths) and self._lookout.stays and len(batch) == 1 and not self._judge.rests(1)
         if self._watches:
             plan = self._best(Planner(replace(load, low=np.maximum(load.low, np.minimum(load.high, 1))), self.costs))
+        self._given_up = not any(plan.depths) and any(s.depth for s in states)
         same = all(s.depth == d for s, d in zip(states, plan.depths, strict=True))
         self._keep = min(2 * self._keep, SETTLED) if same else REPLAN
         if not self.costs.tried and len(batch) == 1:
@@ -321,9 +323,9 @@ class Goodput:
     def _rests(self, batch: int) -> bool:
         """Whether this round is plain for the sake of comparison: what plain decoding takes must be known well where guesses gain
         little. It costs about half a percent. Sizes of batches not met before are tried at once."""
-        new = self.overlaps and bucket(batch) not in self._referenced
-        self._referenced.add(bucket(batch))
-        since = self._book.round - self._plain_at
+        since, size = self._book.round - self._plain_at, bucket(batch)
+        new = self.overlaps and (size not in self._referenced or (size not in self._plain_sizes and since >= FEW * GAP))
+        self._referenced.add(size)
         due = new or (self._gain > 1.0 and since >= max(GAP, (self._gain - 1.0) / REFERENCE))
         self._plain = (FEW if new else 1) if due else 0
         return due
@@ -354,17 +356,17 @@ class Goodput:
             deeper = [d for d in depths_worth(limits[b][1]) if d > depth and self._stalls.price(1, d) == 0]
             depth = max([d for d in deeper if self._trial(1, rows, (0, 1), d) <= AS_DEAR * least], default=depth)
         extra = self._stalls.price(size, max(deepest, depth)) - before
-        prices = ((n, self._trial(size, rows, (others, n), max(deepest, depth)) + extra) for n in halves(min(len(due), TRIED)))
+        prices = ((n, self._trial(size, rows, (others, n), depth, deepest) + extra) for n in halves(min(len(due), TRIED)))
         count = next((n for n, price in prices if self._allowance.affords(price, size)), 0)
         chosen = [b for _, b in sorted(due)[:count]]
         for b in chosen:
             depths[b] = min(depth, limits[b][1])
         return frozenset(chosen)
 
-    def _trial(self, size: int, rows: int, drafted: tuple[int, int], deepest: int) -> float:
-        """Seconds of a round in which, beside those who guess anyhow, some more do so far: `drafted` says how many of each."""
-        rows_after = rows + round(drafted[1] * deepest * self._trees.now)
-        return self.costs.plain(size, rows_after) + self.costs.guessing(size, sum(drafted), deepest)
+    def _trial(self, size: int, rows: int, drafted: tuple[int, int], depth: int, deepest: int = 0) -> float:
+        """Seconds of a round in which, beside those who guess anyhow up to `deepest`, some more do: `drafted` says how many."""
+        rows_after = rows + round(drafted[1] * depth * self._trees.now)
+        return self.costs.plain(size, rows_after) + self.costs.guessing(size, sum(drafted), max(depth, deepest))
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
@@ -377,8 +379,7 @@ class Goodput:
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
         without = self.costs.plain(batch, rows) + self.costs.guessing(batch, len(others), max(others, default=0))
         without += self.costs.other(batch)
-        early = 0.0 if not asked.early or asked.ahead else event.draft_seconds  # in the time of the round before
-        extra = wall + early - without
+        extra = wall - without
         gain = won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch)
         if batch == 1:

@@ -67,10 +67,10 @@ class Judge:
         """What is known of batches like this."""
         return self._cases[bucket(batch)]
 
-    def add(self, batch: int, tokens: float, seconds: float, plain: float) -> bool:
-        """A round with guesses gave so many tokens; `plain`: tokens per second without guesses. True where the last few were
-        slower than that, so that the plan is to be made anew."""
-        return self.case(batch).add(tokens, seconds, plain, max(ENOUGH, MANY // batch))
+    def add(self, batch: int, tokens: float, seconds: float, plain: float, enough: int = ENOUGH) -> bool:
+        """A round with guesses gave so many tokens; `plain`: tokens per second without guesses; `enough` of them tell enough, in
+        large batches. True where the last few were slower than that, so that the plan is to be made anew."""
+        return self.case(batch).add(tokens, seconds, plain, max(enough, MANY // batch))
 
     def inherit(self) -> None:
         """Another controller goes on with what is known."""

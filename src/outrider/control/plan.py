@@ -85,9 +85,9 @@ class Planner:
             return self._alone(int(high[0]))
         found = self.value(self.load.low)
         most = int(high.max(initial=0))
-        for limit in [most] if self.load.paced else limits(most, len(high)):
-            if self.load.open is not None and limit not in self.load.open:
-                continue
+        open_ = self.load.open
+        tried = {most} if self.load.paced else set(limits(most, len(high))) if open_ is None else open_
+        for limit in sorted(limit for limit in tried if 0 < limit <= most and (open_ is None or limit in open_)):
             plan = self._up_to(limit)
             if plan is not None and plan.speed > found.speed:
                 found = plan

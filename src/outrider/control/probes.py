@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 
 from .costs import bucket, robust
 
@@ -16,6 +16,8 @@ AS_DEAR = 1.08
 """A trial goes as deep as its round takes no more than this many times what the least would: a hit that is long is to be seen."""
 TRIED = 8
 """Requests that are tried in one round at most: so many tell enough, and looking which of them to try takes time."""
+SPARSE = 4
+"""While nobody is given guesses in a large batch, one plain round in so many tells what they take."""
 CALM, STALL = 8, 0.05
 """Trials without a stall after which one is chance, and the seconds that are charged at most where it is none."""
 MOST = 0.1
@@ -23,15 +25,15 @@ MOST = 0.1
 
 
 class Allowance:
-    """Seconds that may be spent on trials. A trial is charged what it really took, so a slow drafter is tried seldom. `prices`:
-    what trials took lately, by size class of the batch, which outlives a controller."""
+    """Seconds that may be spent on trials, a purse for every size class of the batch. A trial is charged what it really took,
+    so a slow drafter is tried seldom. `prices`: what trials took lately, by size class, which outlives a controller."""
 
     def __init__(self, prices: Prices | None = None) -> None:
-        self._seconds = 0.0
+        self._seconds = defaultdict[int, float](float)
         self._prices: Prices = {} if prices is None else prices
         self._expected = dict[int, float]()
         self._calm = CALM  # trials since one was stalled
-        self._fresh = False
+        self._fresh: int | None = None
 
     def price(self, batch: int) -> float:
         """Seconds that a trial in such a batch will take, as was expected of the last one, or as was seen."""
@@ -40,21 +42,22 @@ class Allowance:
 
     def ripe(self, batch: int) -> bool:
         """Whether there is enough for another trial like the last ones in such batches."""
-        return self._seconds > 0 and self._seconds >= self.price(batch)
+        return self._seconds[bucket(batch)] > 0 and self._seconds[bucket(batch)] >= self.price(batch)
 
     def earn(self, seconds: float, batch: int = 1) -> None:
         """A round of such a batch took so long. Nothing is saved up beyond one trial and a little."""
-        self._seconds = min(self._seconds + SHARE * seconds, max((1 + MOST) * self.price(batch), SHARE * seconds))
+        most = max((1 + MOST) * self.price(batch), SHARE * seconds)
+        self._seconds[bucket(batch)] = min(self._seconds[bucket(batch)] + SHARE * seconds, most)
 
     def affords(self, price: float, batch: int = 1) -> bool:
         """Whether there is enough for a trial in such a batch that should cost `price`; trials so far may say that it will cost
         more."""
         self._expected[bucket(batch)] = price
-        return self._seconds >= self.price(batch)
+        return self._seconds[bucket(batch)] >= self.price(batch)
 
-    def owe(self, seconds: float) -> None:
+    def owe(self, seconds: float, batch: int = 1) -> None:
         """A trial that nobody could know the price of."""
-        self._seconds -= seconds
+        self._seconds[bucket(batch)] -= seconds
 
     def pay(self, extra: float, gain: float, stalled: bool = False, batch: int = 1) -> None:
         """A trial in such a batch took `extra` seconds and brought tokens worth `gain`. A stall is no price: at most
@@ -62,21 +65,20 @@ class Allowance:
         few trials are `stalled`, they pay for it."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
-        self._spend(extra, gain, max(most, 2 * self.price(batch)))
+        self._spend(extra, gain, max(most, 2 * self.price(batch)), batch)
         seconds = min(extra, 2 * self.price(batch)) if stalled else extra
         self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, seconds))
-        self._fresh = True
+        self._fresh = bucket(batch)
 
     def wait(self, seconds: float, batch: int = 1) -> None:
         """A plain round took so much longer, for the last trial's sake if it is the first after it."""
-        known = self._prices.get(bucket(batch))
-        if known and self._fresh:
-            known[-1] += max(0.0, seconds)
-        self._fresh = False
-        self._spend(seconds, 0.0, 2 * self.price(batch))
+        if self._fresh == bucket(batch):
+            self._prices[self._fresh][-1] += max(0.0, seconds)
+        self._fresh = None
+        self._spend(seconds, 0.0, 2 * self.price(batch), batch)
 
-    def _spend(self, extra: float, gain: float, most: float) -> None:
-        self._seconds -= max(0.0, min(extra, most) - gain)
+    def _spend(self, extra: float, gain: float, most: float, batch: int) -> None:
+        self._seconds[bucket(batch)] -= max(0.0, min(extra, most) - gain)
 
 
 def halves(most: int) -> list[int]:

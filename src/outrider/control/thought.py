@@ -7,6 +7,8 @@ THINKING, WONDERING, WELCOME = 0.02, 0.005, 0.1
 and where somebody is new, who has until then what the last plan gave most requests."""
 QUICK = 1e-3
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
+TASTE = 2
+"""Rounds in which it is found out what drafting takes: in the first one the drafter catches up with the text."""
 _NOW = float("-inf")
 
 

@@ -39,12 +39,22 @@ class KnownKV:
     def pay(self, requests: Sequence[Request]) -> None:
         """Make what is owed for these."""
         if self._owed:
-            self.make([self._owed.pop(r.id) for r in requests if r.id in self._owed])
+            self.make(self._taken([r for r in requests if r.id in self._owed]))
 
     def pay_some(self) -> None:
         """Make as much of what is owed, for the oldest, as is read together: launching it takes long, for few or for many."""
         if self._owed:
-            self._store([self._owed.pop(r.id) for r, _, _ in next(together(list(self._owed.values()), WIDE))])
+            self.make(self._taken([r for r, _, _ in next(together(list(self._owed.values()), WIDE))]))
+
+    def _taken(self, requests: Sequence[Request]) -> list[Chunk]:
+        """Whoever gave way in the meantime has no memory, and begins anew."""
+        chunks = [self._owed.pop(r.id) for r in requests]
+        return [(r, states, end) for r, states, end in chunks if r.computed >= end]
+
+    @property
+    def much(self) -> bool:
+        """Whether more is owed than is read together."""
+        return sum(len(states) for _, states, _ in self._owed.values()) > WIDE
 
     def made(self, request: Request, computed: int) -> int:
         """Up to which position there is KV, of the first `computed`."""

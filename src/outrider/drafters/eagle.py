@@ -341,7 +341,7 @@ class Eagle(Drafter):
         self._catch_up([(r, missing(r), 0 if r.params.n > 1 else _CHUNK) for r in new])
         for request in new:
             self._kv.owe(request, self._pasts[request.id], missing(request))
-        if not new:
+        if not new or self._kv.much:
             self._kv.pay_some()
         lags.enter(new, [missing(r) for r in new])
         return [b for b, r in enumerate(batch.requests) if r not in lags]

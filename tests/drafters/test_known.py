@@ -1,0 +1,71 @@
+"""Draft KV that is owed: made before it is needed, and never for a request that gave its memory back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outrider.bench import tiny
+from outrider.drafters._known import WIDE, KnownKV
+from outrider.drafters._past import Chunk, Past
+from outrider.types import Request
+
+nothing: Any = None
+
+
+class Noting(KnownKV):
+    """Notes whose KV was made, up to where."""
+
+    def __init__(self) -> None:
+        super().__init__(nothing, nothing, None)
+        self.made_for: list[list[tuple[int, int]]] = []
+
+    def _store(self, chunks: Sequence[Chunk]) -> None:
+        self.made_for.append([(request.id, end) for request, _, end in chunks])
+
+
+def owing(kv: KnownKV, count: int, length: int) -> tuple[list[Request], list[Past]]:
+    requests, pasts = [tiny.request([1] * (length + 1)) for _ in range(count)], list[Past]()
+    for request in requests:
+        request.computed = length
+        past = Past()
+        past.add(0, torch.zeros(length, 2))
+        kv.owe(request, past, length)
+        pasts.append(past)
+    return requests, pasts
+
+
+def test_what_is_owed_is_made_once_and_told_as_missing_until_then() -> None:
+    kv = Noting()
+    requests, pasts = owing(kv, 3, 5)
+    assert [past.computed for past in pasts] == [5] * 3 and [kv.made(r, 5) for r in requests] == [0] * 3
+    kv.pay(requests[1:2])
+    assert kv.made_for == [[(requests[1].id, 5)]] and [kv.made(r, 5) for r in requests] == [0, 5, 0]
+    kv.drop(requests[0])
+    kv.pay_some()
+    kv.pay_some()
+    kv.pay(requests)
+    assert kv.made_for[1:] == [[(requests[2].id, 5)]]
+
+
+def test_a_part_is_as_much_as_is_read_together() -> None:
+    kv = Noting()
+    requests, _ = owing(kv, 10, WIDE // 4)
+    assert kv.much
+    kv.pay_some()
+    assert [i for i, _ in kv.made_for[0]] == [r.id for r in requests[:4]]
+    kv.pay_some()
+    kv.pay_some()
+    assert not kv.much and [len(some) for some in kv.made_for] == [4, 4, 2]
+
+
+def test_whoever_gave_way_has_no_memory_to_write_to() -> None:
+    kv = Noting()
+    requests, _ = owing(kv, 2, 5)
+    requests[0].computed = 0
+    kv.pay_some()
+    assert kv.made_for == [[(requests[1].id, 5)]]
+    kv.pay(requests)
+    assert len(kv.made_for) == 1
