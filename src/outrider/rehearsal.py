@@ -55,6 +55,10 @@ class Scene:
     rounds: int
 
 
+CALM = Scene(0, 1.0, 1)
+"""A round without guesses."""
+
+
 class Drill(Goodput):
     """Gives everybody guesses as a scene says, and learns what that takes; what is known of texts is not touched."""
 
@@ -114,7 +118,7 @@ class Rehearsal:
         now and then, though nobody guesses, goes the same way."""
         stalls = self.drill.known.stalls
         used = {size: [d for d in self.depths if d == 1 or stalls.used(size, d)] for size in self.sizes}
-        scenes = {size: [Scene(0, 1.0, 1), *self._scenes(depths, 1)] for size, depths in used.items() if depths}
+        scenes = {size: [CALM, *self._scenes(depths, 1)] for size, depths in used.items()}
         return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
 
     def _scenes(self, depths: Sequence[int], rounds: int) -> list[Scene]:
@@ -163,14 +167,14 @@ class Rehearsal:
             return False
         finally:
             self.drill.deaf = False
-            self.drill.set(scenes[0])
+            self.drill.set(CALM)
             self.engine.abort(requests)
             self.engine.ground()
 
     def _begin(self, requests: Sequence[Request]) -> bool:
         """Prompts, and what is done once after them; whether everybody goes on."""
         self.drill.deaf, left = True, SETTLING
-        while left and self._round(requests, Scene(0, 1.0, 1)):
+        while left and self._round(requests, CALM):
             left -= all(r.computed >= r.prompt_len for r in requests)
         return not left
 

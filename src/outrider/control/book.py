@@ -65,7 +65,8 @@ class Asked:
 @dataclass(slots=True)
 class Book:
     """Records by request, on top of what is known already. Budgets and events are matched by who took part, in order, so that
-    rounds may be in flight. `turned`: a text has turned since somebody last looked; `going`: the last round has guesses."""
+    rounds may be in flight. `turned`: a text has turned since somebody last looked; `going`: the last round has guesses;
+    `unsteady`: rounds in a row in which somebody caught up with the text."""
 
     known: Known
     round: int = 0
@@ -73,6 +74,7 @@ class Book:
     going: bool = False
     levels: float = 0.0
     nodes: float = 0.0
+    unsteady: int = 0
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
 
@@ -153,6 +155,11 @@ class Book:
             if item.offered_at:
                 self.levels = OWN * self.levels + len(item.offered_at)
                 self.nodes = OWN * self.nodes + item.drafted
+
+    def caught_up(self, asked: Asked) -> bool:
+        """Whether drafting in a round took what it takes: nobody had to catch up with the text, or somebody always has."""
+        self.unsteady = 0 if asked.steady else self.unsteady + 1
+        return asked.steady or self.unsteady >= PATIENCE
 
     def width(self, most: float) -> float:
         """Rows of a level, of at most `most`, which is believed before anything was seen."""

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Mean = Callable[[Sequence[float]], float]
 
 WINDOW = 24
 MANY = 16
 """Samples of which the larger ones are no chance."""
 CROWD = 8
-"""Requests from which on a batch seldom stays as it is."""
+"""Requests beyond which a batch is a large one: it seldom stays as it is, and looking at each takes time."""
 FIRM = 24
 """Samples of a size before its changes are taken for those of all sizes: until then they are its own noise settling."""
 OLD = 2000
@@ -85,7 +86,7 @@ class Cell:
     value: float = 0.0
     size: float = 0.0
 
-    def add(self, size: int, seconds: float, drift: float, mean: Callable[[Sequence[float]], float]) -> float:
+    def add(self, size: int, seconds: float, drift: float, mean: Mean) -> float:
         """Take in a sample; by which factor the value, their `mean`, moved."""
         if drift != self.drift:
             factor = drift / self.drift
@@ -101,7 +102,7 @@ class Cell:
 class Curve:
     """Seconds by size. `anchored`: size 0 takes no time; `mean`: of the samples of one size."""
 
-    def __init__(self, anchored: bool = False, mean: Callable[[Sequence[float]], float] = robust) -> None:
+    def __init__(self, anchored: bool = False, mean: Mean = robust) -> None:
         self.anchored, self.mean = anchored, mean
         self.cells: dict[int, Cell] = {}
         self.drift, self._met = 1.0, 0

@@ -19,13 +19,13 @@ import numpy as np
 from ..protocols import Drafter
 from ..types import Batch, Budget, Finish, Request, StepEvent
 from .book import Asked
-from .costs import bucket
+from .costs import CROWD, bucket
 from .fees import Fee
 from .goodput import Goodput
 from .judge import MANY as JUDGED
 from .limits import bounds, is_open
 from .plan import limits as depths_worth
-from .probes import SPARSE, TRIED
+from .probes import SPARSE
 from .shelf import Known
 from .streaks import Preview, Text
 from .tally import Tally
@@ -150,7 +150,7 @@ class Foresight(Goodput):
 
     def _worth_a_look(self, event: StepEvent) -> bool:
         """In large batches, where nothing was seen that pays, only now and then: looking keeps the host from launching."""
-        return len(event.committed) <= TRIED or self._wakes or any(event.depths) or self._book.round % SPARSE == 0
+        return len(event.committed) <= CROWD or self._wakes or any(event.depths) or self._book.round % SPARSE == 0
 
     def _taste(self, event: StepEvent) -> None:
         """Find out what a look takes, where there are too many to look at all."""
@@ -312,7 +312,7 @@ def _together(ready: int, more: Sequence[float], queued: bool) -> float:
     with its slowest: what counts is a mean that leans to those who get little."""
     if queued:
         return ready + sum(more)
-    lucky, leans = [m for m in more if m], LEANS[ready > TRIED]
+    lucky, leans = [m for m in more if m], LEANS[ready > CROWD]
     mean: float = (ready - len(lucky) + sum([(1 + m) ** -leans for m in lucky])) / max(1, ready)
     return float(ready * max(1e-9, mean) ** (-1 / leans))
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..protocols import Drafter
 from ..types import Batch, Budget, Proposal, StepEvent
-from .book import PATIENCE, Asked, Book
-from .costs import bucket
+from .book import Asked, Book
+from .costs import CROWD, bucket
 from .cut import shorten
 from .judge import ODD
 from .limits import Shape, bounds
@@ -75,7 +75,7 @@ class Goodput:
         self._usual_depth: int | None = None
         self._thought = self.known.thought
         self.overlaps, self._eager = False, False
-        self._judge, self._lookout, self._watches, self._spikes, self._unsteady = self.known.judge, Lookout(), False, 0, 0
+        self._judge, self._lookout, self._watches, self._spikes = self.known.judge, Lookout(), False, 0
         self._usual = Usual(self.costs)
         self._before: Asked | None = None
         self._longer, self._given_up = 0.0, False
@@ -111,7 +111,7 @@ class Goodput:
     def _grows(self, size: int) -> bool:
         """Whether a large batch has just become larger, and may go on so: guesses would keep those who come next waiting."""
         before, self._width = self._width, size
-        return self.overlaps and size > TRIED and (size - before) * FEWER > before
+        return self.overlaps and size > CROWD and (size - before) * FEWER > before
 
     def _asked(self, batch: Batch, depths: list[int], probes: frozenset[int] = frozenset(), foreseen: bool = False) -> Budget:
         """Note it down."""
@@ -159,7 +159,7 @@ class Goodput:
         self._allowance.earn(wall, len(event.committed))
         if self._stalls.wait(wall):
             self._again()
-        if self._passes(asked) and len(event.committed) > TRIED and self._book.round % SPARSE:
+        if self._passes(asked) and len(event.committed) > CROWD and self._book.round % SPARSE:
             return
         # What passes between two rounds is this one's price only if those beside it are like it: it may have been drafted in the
         # time of the one before, and the one after in its own.
@@ -339,7 +339,7 @@ class Goodput:
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
         book, self._eager = self._book, False
-        if self._off and len(batch) > TRIED and not self._allowance.ripe(len(batch)):
+        if self._off and len(batch) > CROWD and not self._allowance.ripe(len(batch)):
             return frozenset()
         off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0]
         waiting = [(book.state(batch.requests[b]), b) for b in off]
@@ -383,7 +383,7 @@ class Goodput:
         gain = won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch)
         if batch == 1:
-            self._lookout.saw(won > 0, min(without + extra, ODD * without), tokens * without)
+            self._lookout.saw(won > 0, min(wall, ODD * without), tokens * without)
             if self._off and self._lookout.stays:
                 self._again()
         for b in asked.probes:
@@ -394,7 +394,6 @@ class Goodput:
                 self._eager = self._eager or state.eager
 
     def _book_drafting(self, asked: Asked, seconds: float) -> None:
-        self._unsteady = 0 if asked.steady else self._unsteady + 1
-        known = asked.steady or self._unsteady >= PATIENCE
+        known = self._book.caught_up(asked)
         if known or (self.costs.tried and seconds < self.costs.draft(asked.drafted, asked.deepest)):  # catching up takes longer
             self.costs.add_draft(asked.drafted, asked.deepest, seconds)

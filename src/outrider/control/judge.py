@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from .costs import bucket
+from .costs import CROWD, bucket
 
 FEW, ENOUGH, MANY = 4, 12, 48
 """Rounds that tell something, and those that tell enough: of large batches and of one request."""
@@ -20,10 +20,9 @@ ODD = 3.0
 """A round counts for at most so many times the middle one: the machine stalls now and then."""
 REST, LONGEST = 64, 8192
 """Rounds without guesses after a verdict: at first, and at most."""
-SMALL = 3
-"""Size classes of batches in which the texts of one are soon different from those of another: of many requests most are alike."""
 HANDED = 4 * REST
-"""The same at most by what another controller found, whose texts may have been of another kind."""
+"""The same at most by what another controller found, whose texts may have been of another kind: in large batches. In small ones,
+where texts differ more from one batch to the next, `REST`."""
 
 
 @dataclass(slots=True)
@@ -37,7 +36,7 @@ class Case:
     short: deque[tuple[float, float]] = field(default_factory=lambda: deque[tuple[float, float]](maxlen=2 * FEW))
     long: deque[tuple[float, float]] = field(default_factory=lambda: deque[tuple[float, float]](maxlen=MANY))
 
-    def add(self, tokens: float, seconds: float, plain: float, enough: int = MANY) -> bool:
+    def add(self, tokens: float, seconds: float, plain: float, enough: int) -> bool:
         """As the judge's, who believes what `enough` rounds say. While guessing rests, those who were promised guesses have them,
         which says nothing new."""
         if self.rest:
@@ -75,7 +74,7 @@ class Judge:
     def inherit(self) -> None:
         """Another controller goes on with what is known."""
         for size, case in self._cases.items():
-            most = REST if size <= SMALL else HANDED
+            most = HANDED if size > bucket(CROWD) else REST
             case.rest, case.next = min(case.rest, most), min(case.next, HANDED)
 
     def renew(self) -> None:

@@ -85,9 +85,9 @@ class Planner:
             return self._alone(int(high[0]))
         found = self.value(self.load.low)
         most = int(high.max(initial=0))
-        open_ = self.load.open
-        tried = {most} if self.load.paced else set(limits(most, len(high))) if open_ is None else open_
-        for limit in sorted(limit for limit in tried if 0 < limit <= most and (open_ is None or limit in open_)):
+        worth = limits(most, len(high)) if self.load.open is None else self.load.open
+        allowed = {most} if self.load.paced else set(range(1, most + 1))
+        for limit in sorted(allowed.intersection(worth)):
             plan = self._up_to(limit)
             if plan is not None and plan.speed > found.speed:
                 found = plan

@@ -65,7 +65,7 @@ class Allowance:
         few trials are `stalled`, they pay for it."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
-        self._spend(extra, gain, max(most, 2 * self.price(batch)), batch)
+        self._spend(extra, gain, most, batch)
         seconds = min(extra, 2 * self.price(batch)) if stalled else extra
         self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, seconds))
         self._fresh = bucket(batch)
@@ -75,10 +75,10 @@ class Allowance:
         if self._fresh == bucket(batch):
             self._prices[self._fresh][-1] += max(0.0, seconds)
         self._fresh = None
-        self._spend(seconds, 0.0, 2 * self.price(batch), batch)
+        self._spend(seconds, 0.0, 0.0, batch)
 
     def _spend(self, extra: float, gain: float, most: float, batch: int) -> None:
-        self._seconds[bucket(batch)] -= max(0.0, min(extra, most) - gain)
+        self._seconds[bucket(batch)] -= max(0.0, min(extra, max(most, 2 * self.price(batch))) - gain)
 
 
 def halves(most: int) -> list[int]:

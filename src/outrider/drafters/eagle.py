@@ -172,19 +172,19 @@ class Eagle(Drafter):
         if climbs is None:
             return None
         members = [b for b in able if climbs.holds(batch.requests[b]) and not self._pasts[batch.requests[b].id].base]
-        if not members or not climbs.room([batch.requests[b] for b in members]):
+        requests = [batch.requests[b] for b in members]
+        if not members or not climbs.room(requests):
             return None
-        fresh = [r for r in (batch.requests[b] for b in members) if not self._follows(r)]
-        self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in fresh])
-        self._kv.pay([batch.requests[b] for b in members])
+        self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in requests if not self._follows(r)])
+        self._kv.pay(requests)
         asked = [self._asked(batch, b, budget) for b in members]
         made = climbs.climb(asked)
         if made is None:
             return None
-        for one in asked:
-            self._pasts[one.request.id].read(missing(one.request))
+        for request in requests:
+            self._pasts[request.id].read(missing(request))
         if self._lags is not None:
-            self._lags.read([one.request for one in asked])
+            self._lags.read(requests)
         return Part(tuple(members), *made, climbs.widths(asked), climbs.width == 1)
 
     def _levels(self, batch: Batch, b: int, budget: Budget) -> int:
