@@ -32,6 +32,9 @@ class Pool:
         self.held[request.id] = max(blocks, self.held.get(request.id, 0))
         return True
 
+    def room(self, request: Request) -> int:
+        return self.held.get(request.id, 0)
+
     def price(self, request: Request, length: int, blocks: tuple[int, ...] = ()) -> int:
         return max(0, -(-length // self.block) * self.block - self.held.get(request.id, 0))
 
@@ -214,6 +217,70 @@ def test_remove_is_safe_for_anyone() -> None:
     own.add(made)
     own.remove(made)
     assert own.idle and own.next() is None
+
+
+# Rounds launched before the one before was read
+
+
+def ahead(seed: int, shortcut: bool) -> tuple[list[tuple[Any, ...]], int]:
+    """Rounds of some requests as an engine that launches ahead plays them, some with guesses; and how often the batch before was
+    taken once more. The same rounds with `shortcut` and without."""
+    rng = random.Random(seed)
+    own = Scheduler(Pool(rng.choice((900, 6000)), rng.choice((1, 8, 64))), 4, max_requests=rng.choice((2, 5)))  # type: ignore[arg-type]
+    later = [request(rng.randint(1, 60), rng.randint(2, 90)) for _ in range(8)]
+    for number, r in enumerate(later):
+        r.id = number
+    flying: list[Any] = []
+    seen: list[tuple[Any, ...]] = []
+    steady = 0
+    for _ in range(600):
+        while later and (own.idle or rng.random() < 0.02):
+            own.add(later.pop())
+        blind = bool(flying) and set(flying[-1][0].pending) == {1} and own.calm(flying[-1][0])
+        while flying and not blind:
+            landing(own, rng, *flying.pop(0))
+        if not shortcut:
+            own._steady = None
+        before = own._steady
+        batch = own.next(blind)
+        steady += before is not None and own._steady is before
+        if batch is None:
+            continue
+        taken = zip(batch.requests, batch.room, strict=True)
+        assert all(own.cache.room(r) >= len(r.tokens) + r.flying + room for r, room in taken), "a round without memory"
+        seen.append((batch.queued, *zip((r.id for r in batch.requests), batch.pending, batch.room, strict=True)))
+        widths = tuple(
+            min(room, 2) if ready and rng.random() < 0.5 else 0 for ready, room in zip(batch.ready, batch.room, strict=True)
+        )
+        widths = widths if rng.random() < 0.1 else (0,) * len(batch)
+        own.launched(batch, widths)
+        flying.append((batch, widths))
+        if len(flying) > 1:
+            landing(own, rng, *flying.pop(0))
+    return seen, steady
+
+
+def landing(own: Scheduler, rng: random.Random, batch: Any, widths: tuple[int, ...]) -> None:
+    """A round is read."""
+    kept = [rng.randint(0, w) for w in widths]
+    kept = [max(0, min(k, r.room - 1)) for k, r in zip(kept, batch.requests, strict=True)]
+    counts = [k + 1 if ready else 0 for k, ready in zip(kept, batch.ready, strict=True)]
+    own.advance(batch, kept, counts, [[5] * 32] * len(batch))
+    own.landed(batch, widths)
+    for r in batch.requests:
+        if r.finish is Finish.RUNNING and r.room <= 0:
+            r.finish = Finish.LENGTH
+            own.remove(r)
+            own.cache.release(r)
+
+
+def test_a_batch_that_goes_on_is_the_one_that_would_be_made_anew() -> None:
+    counts = []
+    for seed in range(30):
+        (short, steady), (full, none) = ahead(seed, True), ahead(seed, False)
+        assert short == full and not none
+        counts.append(steady)
+    assert sum(counts) > 1500, "the shortcut is hardly taken"
 
 
 # Random loads on a real (tiny) engine

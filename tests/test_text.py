@@ -171,6 +171,26 @@ def test_what_a_token_adds_is_told_only_where_it_depends_on_nothing(smol: TextTo
     assert None in alone
 
 
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_next_token_is_told_as_if_pushed(smol: TextTokenizer, skip: bool) -> None:
+    """`next` where it can, else `push` and `pop`, against those alone; stop strings and half characters are never its own."""
+    rng, told = random.Random(0), 0
+    for _ in range(20):
+        one, two = (TextStream(smol, skip_special=skip) for _ in range(2))
+        for _ in range(80):
+            token = rng.randrange(smol.vocab_size) if rng.random() < 0.8 else rng.randrange(300)
+            piece = one.next(token)
+            told += piece is not None
+            if piece is None:
+                one.push([token])
+                piece = one.pop()
+            two.push([token])
+            assert piece == two.pop() and one.text == two.text
+            assert (one._window, one._context, one._taken) == (two._window, two._context, two._taken)
+    assert told > 1000
+    assert TextStream(smol, ["END"]).next(5) is None
+
+
 def test_tokenizers_of_other_kinds_tell_nothing() -> None:
     assert all(fallback().whole(token) is None for token in range(8))
 

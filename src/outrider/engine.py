@@ -169,7 +169,7 @@ class Engine:
                 self.release(request)
 
     def _event(self, pending: Pending, outcome: Outcome) -> StepEvent:
-        items = tuple(outcome.commit(b) for b in range(len(pending.batch))) + self.recovery.ended()
+        items = outcome.committed() + self.recovery.ended()
         event = StepEvent(
             items,
             draft_seconds=pending.drafted - pending.started,

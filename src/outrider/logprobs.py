@@ -68,6 +68,8 @@ def asks_prompt(request: Request) -> bool:
 
 def measure(batch: Batch, proposal: Proposal, scores: Scores, verdict: Verdict, sampler: Sampler) -> Measured | None:
     """What the batch asked for; None, at no cost, if that is nothing."""
+    if scores.logits is None and scores.prompt is None:
+        return None
     asking = [b for b, r in enumerate(batch.requests) if batch.ready[b] and asks(r)]
     prompt = _prompt(batch, scores) if scores.prompt is not None else None
     if not asking or scores.logits is None or scores.slots is None:

@@ -23,17 +23,25 @@ def add(stats: Stats, item: Committed) -> None:
         stats.accepted_at[depth] += depth < len(item.origins) and item.origins[depth] != NONE
 
 
+def add_plain(stats: Stats) -> None:
+    """`add` of one token that was no guess."""
+    stats.rounds += 1
+    stats.tokens += 1
+
+
 def charge(event: StepEvent, now: float) -> None:
     """Book a round's seconds with every request it served (each of them waited for all of it)."""
+    drafting, verifying = event.draft_seconds, event.verify_seconds
     for item in event.committed:
         if item.late:
             continue
-        stats = item.request.stats
-        stats.draft_seconds += event.draft_seconds
-        stats.verify_seconds += event.verify_seconds
-        stats.seconds = now - item.request.started
+        request = item.request
+        stats = request.stats
+        stats.draft_seconds += drafting
+        stats.verify_seconds += verifying
+        stats.seconds = seconds = now - request.started
         if stats.rounds == 1 and item.tokens:
-            stats.first_token_seconds = stats.seconds
+            stats.first_token_seconds = seconds
 
 
 def summarise(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FINISHES = tuple(Finish)
 """By number."""
+OWN = (NONE,)
+"""Origins of one token of the target's own."""
 Shown = tuple[tuple[Logprob, ...], ...] | None
 
 
@@ -39,6 +41,25 @@ class Outcome:
     processed: dict[int, Rows] = field(default_factory=dict)
     prompt: dict[int, Rows] = field(default_factory=dict)
     waited: float = 0.0
+
+    def committed(self) -> tuple[Committed, ...]:
+        """Everybody's share, finished. Call after the scheduler has booked the round."""
+        return tuple([self._plain(b) or self.commit(b) for b in range(len(self.batch))])
+
+    def _plain(self, b: int) -> Committed | None:
+        """`commit` of what most shares are: one token more, no guess, no end, nothing told but its text. None for others."""
+        request = self.batch.requests[b]
+        if self.finish[b] or self.counts[b] != 1 or self.sizes[b] or request.finish is not Finish.RUNNING:
+            return None
+        if self.prompt or request.params.logprobs is not None or request.failures:
+            return None
+        token = self.tokens[b][0]
+        piece = "" if request.text is None else request.text.next(token)
+        if piece is None:
+            return None
+        request.origins.append(NONE)
+        metrics.add_plain(request.stats)
+        return Committed(request, (token,), OWN, 0, 0, (), (), piece, Finish.RUNNING)
 
     def commit(self, b: int) -> Committed:
         """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
@@ -140,7 +161,7 @@ def _write(request: Request, fresh: list[int], finish: Finish) -> int:
 def _told(batch: Batch, rows: list[list[int]], guesses: list[Any]) -> Outcome:
     """The outcome of a captured round, whose answer has arrived."""
     columns = (len(rows[0]) - 3) // 2
-    accepted, counts, finish = ([row[i] for row in rows] for i in range(3))
+    accepted, counts, finish = map(list, islice(zip(*rows, strict=True), 3))
     tokens, path = [row[3 : 3 + columns] for row in rows], [row[3 + columns :] for row in rows]
     sizes, drafted, parents, source = guesses
     return Outcome(batch, accepted, counts, finish, sizes, tokens, path, drafted, parents, source)

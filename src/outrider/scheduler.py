@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from . import logprobs
@@ -77,6 +78,7 @@ class Scheduler:
         self.most = max_requests
         self._last = Work.WRITE
         self._blocked: tuple[int, int] | None = None
+        self._steady: Steady | None = None
         self._full, self._held = False, 0
 
     @property
@@ -95,6 +97,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Take a finished or aborted request out; its memory is the target's to release."""
+        self._steady = None
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -114,13 +117,17 @@ class Scheduler:
 
     def launched(self, batch: Batch, widths: Sequence[int]) -> None:
         """Note that a round is in flight, which may add its guesses and one more token to every request."""
+        if any(widths):
+            self._steady = None
         for request, width in zip(batch.requests, widths, strict=True):
             request.flying += width + 1
 
     def next(self, blind: bool = False) -> Batch | None:
         """The next round's batch, with KV reserved for its tokens and `room` draft nodes; None if nothing can run. `blind`: a
         round is in flight, of which everybody gets at least one token."""
-        rooms = self._secure()
+        if blind and self._steady is not None and self._steady.further(self.cache):
+            return self._steady.batch(bool(self.waiting))
+        self._steady, rooms = None, self._secure()
         if not blind:
             self._admit(rooms)
         able = [(r, self._chunk(r), room) for r, room in zip(self.running, rooms, strict=True) if r.room > bool(r.flying)]
@@ -137,7 +144,10 @@ class Scheduler:
             return None
         ready = tuple(r.computed + pending == len(r.tokens) for r, pending, _ in chosen)
         rooms_out = tuple(room for _, _, room in chosen)
-        return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind, bool(self.waiting))
+        batch = Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind, bool(self.waiting))
+        if blind and len(chosen) == len(self.running):
+            self._steady = Steady.of(batch, self.cache)
+        return batch
 
     def _turn(self, able: list[Fed]) -> list[Fed]:
         """One kind of work alone; each kind that there is gets its turn."""
@@ -289,16 +299,68 @@ class Scheduler:
 
     def advance(self, batch: Batch, accepted: list[int], counts: list[int], tokens: list[list[int]]) -> None:
         """Book what a round committed: tokens, and how much KV is computed (all that was fed, and the accepted path)."""
-        for b, request in enumerate(batch.requests):
-            if request.finish is not Finish.RUNNING:
+        size, grain, running = self.cache.block_size, self.grain, Finish.RUNNING
+        shares = zip(batch.requests, batch.pending, accepted, counts, tokens, strict=True)
+        for request, fed, took, count, fresh in shares:
+            if request.finish is not running:
                 continue
-            before, size = request.computed, self.cache.block_size
-            request.computed += batch.pending[b] + accepted[b]
-            request.tokens += tokens[b][: counts[b]]
-            news = before < request.prompt_len or before // size < request.computed // size
-            if self.grain and counts[b] and (news or self.sharing):  # its scores are sound
-                whole = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK
-                self.cache.publish(request, min(whole, self.shared(request)))
+            before = request.computed
+            request.computed = after = before + fed + took
+            request.tokens += fresh if len(fresh) == count else fresh[:count]
+            if not grain or not count:  # its scores may not be sound
+                continue
+            if before // size < after // size or before < request.prompt_len or self.sharing:
+                self._publish(request)
+
+    def _publish(self, request: Request) -> None:
+        """Others may begin with what is final of a request."""
+        whole = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK
+        self.cache.publish(request, min(whole, self.shared(request)))
+
+
+@dataclass(slots=True)
+class Steady:
+    """A batch that writes, round after round, each launched before the one before was read: all that changes is that everybody is
+    a token further. `spare` has the tokens that each one's KV memory still holds beside the room for guesses, of which `least` is
+    the smallest; `left` is for how many rounds everybody may go on so, whatever comes of the rounds in flight."""
+
+    now: Batch
+    spare: list[int]
+    least: int
+    left: int
+    gone: int = 0
+
+    @classmethod
+    def of(cls, batch: Batch, cache: Cache) -> Steady | None:
+        """None for one in which somebody does not write, or is about to end."""
+        left = min(request.room - request.flying for request in batch.requests) - 2
+        if left < 1 or batch.pending.count(1) < len(batch) or not all(batch.ready):
+            return None
+        taken = zip(batch.requests, batch.room, strict=True)
+        spare = [cache.room(request) - _known(request) - room for request, room in taken]
+        return cls(batch, spare, min(spare), left)
+
+    def further(self, cache: Cache) -> bool:
+        """Everybody one token on, with memory for it; False where that is no longer all."""
+        self.gone += 1
+        if self.gone > self.left:
+            return False
+        if self.gone <= self.least:
+            return True
+        for b, spare in enumerate(self.spare):
+            if spare >= self.gone:
+                continue
+            request, room = self.now.requests[b], self.now.room[b]
+            if not cache.reserve(request, _known(request) + room):
+                return False
+            self.spare[b] = self.gone + cache.room(request) - _known(request) - room
+        self.least = min(self.spare)
+        return True
+
+    def batch(self, queued: bool) -> Batch:
+        """The next round's; `requests` is the same object."""
+        now = self.now
+        return now if queued == now.queued else replace(now, queued=queued)
 
 
 def _known(request: Request) -> int:

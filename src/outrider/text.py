@@ -69,6 +69,19 @@ class TextStream:
             self._shown.append(piece)
         return piece
 
+    def next(self, token: int) -> str | None:
+        """`push` and `pop` of one token in the middle of a text; None, and nothing done, where it takes more than a look: where
+        stop strings count, and where a character is not whole."""
+        if self._stops or self._waiting or self._open:
+            return None
+        piece = self._whole(token, self._skip)
+        if piece is not None:
+            if self._window:
+                self._window, self._context, self._taken = [], "", 0
+            if piece:
+                self._shown.append(piece)
+        return piece
+
     def piece(self, token: int) -> str:
         """The text of one token by itself, special ones included; marks for parts of a character. Some tokenizers drop a leading
         space at the start of a text, so the token is also looked at where it follows itself."""

@@ -144,6 +144,10 @@ class Pool:
         """The request's blocks, in virtual order; the same object until they change."""
         return self._records.get(request.id, self._none).blocks
 
+    def room(self, request: Request) -> int:
+        """Virtual indices that the request has memory for."""
+        return self._records.get(request.id, self._none).room
+
     def groups(self) -> list[Tensor]:
         """All memory under the pool's slots, also what is attached: `[layers, 2, slots, heads, dim]` each."""
         return [group for store in self._stores for group in store.groups]

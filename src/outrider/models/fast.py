@@ -41,14 +41,21 @@ class FastTarget(ModelTarget):
             decoder.passes = Passes(decoder, cache, self.machine)
         self.stage: Stage = Stage(self.machine, self.book, self.loans)
         self._found: tuple[Batch, Proposal, Shape | None] | None = None
+        self._met: tuple[tuple[Request, ...], bool, bool] = ((), True, False)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._rows = PassRows(nothing, nothing, nothing, nothing)
 
     def steady(self, batch: Batch) -> bool:
         """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
-        if self.needs.logits or not all(batch.ready) or any(p != 1 for p in batch.pending):
+        if self.needs.logits or not all(batch.ready) or batch.pending.count(1) < len(batch):
             return False
-        return all(map(self.stage.holds, batch.requests)) and self.book.room(batch.requests)
+        return self._of(batch.requests)[1] and self.book.room(batch.requests)
+
+    def _of(self, requests: tuple[Request, ...]) -> tuple[tuple[Request, ...], bool, bool]:
+        """Of a batch's requests, which stay the same for many rounds: whether lanes can hold all, and whether anybody filters."""
+        if self._met[0] is not requests:
+            self._met = requests, all(map(self.stage.holds, requests)), any(map(filters, requests))
+        return self._met
 
     def admits(self, batch: Batch, proposal: Proposal) -> bool:
         """A captured round does."""
@@ -76,8 +83,8 @@ class FastTarget(ModelTarget):
         resumed = proposal.resume is not None and any(proposal.widths)  # without guesses, a captured round is faster
         if not self.steady(batch) or resumed or proposal.q is not None:
             return None
-        longest = max(len(r.tokens) + r.flying for r in batch.requests) + max(proposal.widths, default=0)
-        return shape_of(proposal, longest, any(map(filters, batch.requests)), self.needs.features)
+        longest = max([len(r.tokens) + r.flying for r in batch.requests]) + max(proposal.widths, default=0)
+        return shape_of(proposal, longest, self._of(batch.requests)[2], self.needs.features)
 
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """See `ModelTarget.score`; a captured round brings its verdict along."""

@@ -32,26 +32,34 @@ class LaneBook:
         self._free = list(range(self.padding - 1, -1, -1))
         self._of: dict[int, int] = {}
         self._blocks: dict[int, tuple[int, ...]] = {}
+        self._last: tuple[Sequence[Request], list[int]] = ((), [])
         self._host = np.zeros(tuple(lanes.table.shape), dtype=np.int32)
 
     def take(self, requests: Sequence[Request]) -> list[int]:
         """The lanes of `requests`, new ones set up on the device, with block tables as the cache has them now."""
-        fresh = [r for r in requests if r.id not in self._of]
+        fresh = [] if requests is self._last[0] else [r for r in requests if r.id not in self._of]
         if fresh:  # noted only once the device has been told, which may fail
             lanes = self._free[-len(fresh) :]
             self._introduce(fresh, lanes)
             del self._free[-len(fresh) :]
             self._of.update(zip((r.id for r in fresh), lanes, strict=True))
-        changed = [r for r in requests if self.cache.blocks(r) is not self._blocks.get(r.id)]
+        blocks, seen = self.cache.blocks, self._blocks.get
+        changed = [r for r in requests if blocks(r) is not seen(r.id)]
         if changed:
             self._map(changed)
-        return [self._of[r.id] for r in requests]
+        if requests is self._last[0]:
+            return self._last[1]
+        lanes = [self._of[r.id] for r in requests]
+        if isinstance(requests, tuple):
+            self._last = requests, lanes
+        return lanes
 
     def room(self, requests: Sequence[Request]) -> bool:
         """Whether there are lanes for all of `requests`."""
-        return sum(r.id not in self._of for r in requests) <= len(self._free)
+        return requests is self._last[0] or sum(r.id not in self._of for r in requests) <= len(self._free)
 
     def release(self, request: Request) -> None:
+        self._last = (), []
         lane = self._of.pop(request.id, None)
         self._blocks.pop(request.id, None)
         if lane is not None:
