@@ -53,11 +53,11 @@ class Cache(Protocol):
     `reserve` makes `room` for virtual indices below `length`, or returns False and changes nothing. `slots` maps virtual
     indices to pool slots. `keys(layer)` and `values(layer)` are `[slots, heads, dim]`. `move` copies virtual `source` to `start,
     start + 1, ...` in every layer (also of attached drafter memory), reading everything before it writes; `copy` does so between
-    pool slots. `scrub` zeroes what a request wrote. `price` tells how much free memory `reserve` would take. A cache may share
-    blocks within a `Request.group`. `find` gives those that hold the beginning of some tokens, `head` those of a running request; a request that `adopt`s them
-    begins with their tokens, and must not write there. `publish` notes that the KV of a request's first tokens is final, so that
-    others may find it, even after its release. `attach`ed memory shares the slots, so that attaching forgets all that was
-    published; `detach` gives it back."""
+    pool slots. `scrub` zeroes what a request wrote. `price` tells how much free memory `reserve` would take. A cache may
+    share blocks within a `Request.group`. `find` gives those that hold the beginning of some tokens, `head` those of a
+    running request; a request that `adopt`s them begins with their tokens, and must not write there. `publish` notes that the
+    KV of a request's first tokens is final, so that others may find it, even after its release. `attach`ed memory shares the
+    slots, so that attaching forgets all that was published; `detach` gives it back."""
 
     capacity: int
     block_size: int
