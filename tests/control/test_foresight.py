@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -195,14 +194,15 @@ def test_a_lookup_that_cannot_tell_is_controlled_as_any_other() -> None:
 
 def test_there_is_time_to_look_where_the_host_waits() -> None:
     pace = Pace()
-    assert pace.affords(FEW) and not pace.affords(FEW + 1), "nothing is known yet"
+    assert pace.turns(FEW) and not pace.turns(FEW + 1), "nothing is known yet"
     for _ in range(ENOUGH):
         pace.heard(1, 1e-3, 6e-4)
         pace.heard(64, 1.2e-3, 1e-4)
         pace.heard(5, 60e-3, 0.0)  # a CPU: nobody waits
         pace.looked(5e-5)
-    assert pace.affords(1) and not pace.affords(64) and pace.affords(8)
-    assert Pace().affords(1), "and one that knows nothing looks again"
+    assert pace.turns(1) and not pace.turns(64) and pace.turns(8)
+    assert pace.turns(8, 4, 8) == 4 and not pace.turns(64, 4, 8) and pace.turns(64, 4, 64) == 64
+    assert Pace().turns(1), "and one that knows nothing looks again"
 
 
 def test_a_machine_that_was_slow_once_is_tried_again() -> None:
@@ -211,12 +211,12 @@ def test_a_machine_that_was_slow_once_is_tried_again() -> None:
         pace.heard(1, 1e-3, 6e-4)
         pace.looked(1.0)
     refused = 0
-    while not pace.affords(1):
+    while not pace.turns(1):
         refused += 1
     assert refused == LATER
     for _ in range(ENOUGH):
         pace.looked(1e-5)
-    assert pace.affords(1) and pace.later == LATER
+    assert pace.turns(1) and pace.later == LATER
 
 
 def test_what_many_requests_would_take_is_found_out_with_one() -> None:
@@ -253,14 +253,59 @@ def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_pl
     assert (depth == 10) == (lucky > 9 or (lucky > 0 and queued)) and depth in (0, 10)
 
 
-@pytest.mark.parametrize(
-    ("size", "depth", "wakes", "looks"), [(8, 0, False, 16), (16, 0, False, 4), (16, 3, False, 16), (16, 0, True, 16)]
-)
-def test_where_nothing_pays_a_large_batch_is_looked_at_now_and_then(size: int, depth: int, wakes: bool, looks: int) -> None:
-    foresight = Foresight(copies(1, 5, 20))  # type: ignore[arg-type]
-    foresight._wakes = wakes
-    event = SimpleNamespace(committed=(None,) * size, depths=(depth,) * size)
-    for _ in range(16):
-        looks -= foresight._worth_a_look(event)  # type: ignore[arg-type]
-        foresight._book.round += 1
-    assert not looks
+@pytest.mark.parametrize("wait", [6e-4, 1e-4])
+def test_a_large_batch_is_looked_at_a_part_at_a_time(wait: float) -> None:
+    """16 texts: as long as nothing is foreseen that pays, every one of them in one of four rounds (or of more, where the host has
+    less time); then all of them in every round."""
+    clock, size, seen = Clock(), 16, list[int]()
+    controller = Foresight(copies(1, 5, 20), clock)  # type: ignore[arg-type]
+    copying = False
+
+    def preview(request: Request, most: int) -> list[int]:
+        seen.append(request.id)
+        clock.now += 2.2e-5
+        last = request.tokens[-1]
+        return [last + i + 1 for i in range(most)] if copying else []
+
+    controller.preview = preview
+    requests = tuple(Request(b, [0], 0, SamplingParams(max_tokens=ENDLESS), key=b, seed=b) for b in range(size))
+    batch = Batch(requests, (1,) * size, (True,) * size, (64,) * size)
+    rounds = []
+    for _ in range(ENOUGH):
+        controller._pace.looked(2.2e-5)
+    for number in range(400):
+        copying = number >= 200
+        depths = controller.budget(batch).depth if not controller.resting else controller.rest(batch).depth
+        clock.now += 1e-3 + 1e-4 * any(depths)
+        items = []
+        for request, depth in zip(requests, depths, strict=True):
+            tokens = [request.tokens[-1] + i + 1 for i in range(1 + depth)]
+            request.tokens = [*request.tokens, *tokens]
+            origins = (0,) * depth + (NONE,)
+            items.append(Committed(request, tuple(tokens), origins, depth, depth, (1,) * depth, (), "", Finish.RUNNING))
+        controller._pace.heard(size, 1e-3, wait)
+        seen.clear()
+        rows = size + sum(depths)
+        controller.observe(StepEvent(tuple(items), 0.0, 1e-3, 1e-3, 0, rows, depths, wait))
+        rounds.append((list(seen), any(depths)))
+    turns = 4 if wait > 5e-4 else 8
+    calm = [looked for looked, _ in rounds[100:196]]
+    assert all(len(looked) <= -(-size // turns) for looked in calm)
+    for at in range(0, 96 - turns, turns):
+        assert sorted(id_ for looked in calm[at : at + turns] for id_ in looked) == list(range(size)), "every text in its turn"
+    assert not any(guessed for _, guessed in rounds[100:200])
+    assert any(guessed for _, guessed in rounds[200 : 200 + 3 * turns]), "what pays is seen within three turns"
+    assert all(len(looked) == size for looked, guessed in rounds[300:] if guessed)
+
+
+def test_what_was_seen_some_tokens_ago_counts_while_it_comes_true() -> None:
+    request = Request(1, [1, 2, 3], 3, SamplingParams(), key=1, seed=1)
+    text, common = Text(request), [0.5] * (LONGEST + 1)
+    assert text.look(Streaks(), lambda: [5, 6, 7]) and len(text.since(common, 9)) == 4
+    request.tokens += [5]
+    assert len(text.since(common, 9)) == 3 and text.since(common, 1) == text.since(common, 9)[:2]
+    request.tokens += [6, 7, 8]
+    assert text.since(common, 9) == [0.0], "nothing is left of it"
+    request.tokens[3:] = [9]
+    assert text.since(common, 9) == [0.0], "it did not come true"
+    assert Text(request).since(common, 9) == [0.0], "never looked at"

@@ -47,6 +47,8 @@ LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
 """What the mean depth that is told moves by in a round."""
+TURNS = 8
+"""Rounds in which every text of a large batch is to be looked at once, at most; at least `SPARSE`."""
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ class Foresight(Goodput):
         self._texts = dict[int, Text]()
         self._able, self._sees, self._wakes = True, False, False
         self._pace, self._stretch = self.known.pace, Stretch()
-        self._timely: tuple[int, bool] = 0, True
+        self._timely: tuple[int, int] = 0, 1
         self._batch: Batch | None = None
         self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float], Fee]](), 0
         self._mean = 0.0
@@ -95,11 +97,12 @@ class Foresight(Goodput):
         self._batch = batch
         limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
         free = [b for b, (_, high) in enumerate(limits) if high]
-        self._sees = self._able and self._there(len(batch)) and not any(low for low, _ in limits) and bool(free or self._sees)
+        self._sees = self._able and self._there(len(batch)) > 0 and not any(low for low, _ in limits) and bool(free or self._sees)
         if not self._sees:
             return self._within(batch, limits)
         rests = (bool(free) and self._rests(len(batch))) or self._judge.rests(len(batch))
         depths = [0] * len(batch) if rests else self._depths(batch, limits)
+        self._wakes = self._wakes and any(depths)
         if rests:
             self._stalls.content()
         self._story.count([depths[b] for b in free])
@@ -135,22 +138,17 @@ class Foresight(Goodput):
         if self._book.round % 256 == 0:  # some ended unseen
             self._texts = {i: t for i, t in self._texts.items() if t.request.finish is Finish.RUNNING}
         if self._able and self._there(len(event.committed)):
-            if self._worth_a_look(event):
-                self._look(event)
+            self._look(event)
         else:
             self._sees = False
             self._taste(event)
 
-    def _there(self, size: int) -> bool:
-        """Whether there is time to look at so many texts, as it was found some rounds ago."""
+    def _there(self, size: int) -> int:
+        """In how many rounds there is time to look at so many texts, as it was found some rounds ago; 0: there is none."""
         when = size + (self._book.round // FRESH << 20)
         if self._timely[0] != when:
-            self._timely = when, self._pace.affords(size)
+            self._timely = when, self._pace.turns(size, SPARSE, TURNS) if size > CROWD else self._pace.turns(size)
         return self._timely[1]
-
-    def _worth_a_look(self, event: StepEvent) -> bool:
-        """In large batches, where nothing was seen that pays, only now and then: looking keeps the host from launching."""
-        return len(event.committed) <= CROWD or self._wakes or any(event.depths) or self._book.round % SPARSE == 0
 
     def _taste(self, event: StepEvent) -> None:
         """Find out what a look takes, where there are too many to look at all."""
@@ -160,17 +158,30 @@ class Foresight(Goodput):
             self._seen(self._texts.setdefault(request.id, Text(request)))
 
     def _look(self, event: StepEvent) -> None:
-        """See what would be guessed for everybody who writes. Whoever is new is seen here first, while the device is busy: a long
-        prompt takes its time."""
-        for request in _writing(event):
+        """See what would be guessed for everybody who writes: where the batch is large and nothing pays, for a few in a round.
+        Whoever is new is seen here first, while the device is busy: a long prompt takes its time."""
+        turns = 1 if self._wakes or any(event.depths) else self._there(len(event.committed))
+        turn = self._book.round % turns
+        for request in _writing(event)[turn::turns]:
             if self._able:
                 self._seen(self._texts.setdefault(request.id, Text(request)))
+        if turn:
+            return
         batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
-            self._wakes = any(self._depths(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))]))
+            limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
+            self._wakes = any(self._depths(batch, limits)) if turns == 1 else self._promises(batch, limits)
         self._read += 1
         if self._read % FRESH == 0:
             self._prices.clear()
+
+    def _promises(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> bool:
+        """Whether guesses may pay, by what was seen some tokens ago: then all texts are worth a look."""
+        common = self.known.streaks.chances()
+        known = [self._texts.get(r.id) if high else None for r, (_, high) in zip(batch.requests, limits, strict=True)]
+        outlooks = [[0.0] if t is None else t.since(common, high) for t, (_, high) in zip(known, limits, strict=True)]
+        most = max(map(len, outlooks)) - 1
+        return most > 0 and self._worth(batch, outlooks, most) > 0
 
     def _seen(self, text: Text) -> Text:
         """A text, brought up to its last token."""
