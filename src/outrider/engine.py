@@ -153,7 +153,10 @@ class Engine:
         """Whether a round may be launched before `pending` has been read: nobody on the host takes part in it."""
         if pending.answer is None or not self.scheduler.calm(pending.batch):
             return False
-        return self.drafter.follows(pending.batch.requests, guessing=not self.controller.resting)
+        requests = pending.batch.requests
+        if any(r.finish is not Finish.RUNNING for r in requests):
+            requests = tuple(r for r in requests if r.finish is Finish.RUNNING)
+        return self.drafter.follows(requests, guessing=not self.controller.resting)
 
     def release(self, request: Request) -> None:
         """Forget a request everywhere: KV, drafter, sampler, queue. Safe to call at any moment between rounds."""

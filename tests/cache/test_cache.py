@@ -219,6 +219,7 @@ def test_attached_memory_shares_slots_and_moves_along(cache: Any) -> None:
     held = pool.keys(1)[cache.slots(a, 0, 6)], pool.values(1)[cache.slots(a, 0, 6)]
     assert torch.equal(held[0], keys) and torch.equal(held[1], values)
     cache.release(a)
+    assert cache.reserve(a, 6)
     assert (pool.keys(1) == 0).all() and (pool.values(1) == 0).all()
 
 

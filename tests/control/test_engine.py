@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from outrider import LLM
+from outrider import LLM, registry
 from outrider.bench import law
 from outrider.config import SamplingParams
 from outrider.control import CONTROLLERS, Adaptive, Fixed, Goodput, make
 from outrider.control.limits import Shape, bounds
 from outrider.errors import BadInput
 from outrider.protocols import Drafter
-from outrider.types import Batch, Budget
+from outrider.types import Batch, Budget, Finish, Request
 
 from .. import tiny
 from ..contract.drafters import every
@@ -212,3 +214,21 @@ def test_what_the_user_stopped_is_forgotten_in_time() -> None:
         while engine.step() is not None:
             pass
     assert stopped.id not in book.states
+
+
+def test_who_has_ended_is_no_reason_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round in flight still has somebody who ended in the one before: the others say whether the next may be launched."""
+    engine, asked = tiny.World().engine(registry.parse("none")), list[list[int]]()
+
+    def follows(who: Sequence[Request], guessing: bool = True) -> bool:
+        asked.append([r.id for r in who])
+        return True
+
+    monkeypatch.setattr(engine.scheduler, "calm", lambda batch: True)
+    monkeypatch.setattr(engine.drafter, "follows", follows)
+    requests = tuple(tiny.request([2, 3, 4]) for _ in range(3))
+    pending: Any = SimpleNamespace(answer=object(), batch=SimpleNamespace(requests=requests))
+    assert engine._blind(pending)
+    requests[1].finish = Finish.LENGTH
+    assert engine._blind(pending)
+    assert asked == [[r.id for r in requests], [requests[0].id, requests[2].id]]

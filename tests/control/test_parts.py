@@ -447,3 +447,13 @@ def test_a_stall_while_planning_does_not_put_off_the_plans_to_come() -> None:
         run.run(1)
     stalled = planned[5]
     assert planned[6] - stalled <= 12
+
+
+def test_trials_in_a_row_are_one_trial() -> None:
+    """Where the second was launched before anybody knew what the first one took, both together are the price of trying."""
+    for joined in (False, True):
+        allowance = Allowance()
+        for _ in range(6):
+            allowance.pay(0.3, 0.0, batch=64)
+            allowance.pay(0.3, 0.0, batch=64, joined=joined)
+        assert allowance.price(64) == pytest.approx(0.6 if joined else 0.3)

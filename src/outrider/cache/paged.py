@@ -3,8 +3,9 @@
 Idea: Kwon et al. 2023, "Efficient Memory Management for Large Language Model Serving with PagedAttention". Blocks are
 placed so that a request usually owns one run, which plain code can read without a copy.
 
-A block is free (zero, nobody's), owned (by one request, or by several that begin alike), or idle: nobody's, but its content is
-kept for whoever begins alike. Idle blocks count as free memory; they are zeroed when they are needed for something else.
+A block is free (nobody's, and zero when it is handed out), owned (by one request, or by several that begin alike), or idle:
+nobody's, but its content is kept for whoever begins alike. Idle blocks count as free memory; they are zeroed when they are
+needed for something else.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class PagedCache(Pool):
         # One byte per block, 1 = free. Sentinels: block 0 (scratch) and the one past the end are never free.
         self._map = bytearray(b"\x00" + b"\x01" * blocks + b"\x00")
         self._left = blocks
+        self._dirty: list[int] = []
         self._owners = [0] * (blocks + 1)
         self._adopted: dict[int, int] = {}
         self._prefixes = Prefixes(block_size)
@@ -55,6 +57,8 @@ class PagedCache(Pool):
             return False
         if count > self._left:
             self._free(self._prefixes.oldest(count - self._left))
+        if self._dirty:
+            self.wash()
         fresh = self._take(count, record.blocks[-1] if record.blocks else 0)
         for block in fresh:
             self._owners[block] = 1
@@ -143,8 +147,13 @@ class PagedCache(Pool):
                 free.append(block)
         self._free(free)
 
+    def wash(self) -> None:
+        """Zero what was given back. All at once, before any of it is handed out: on a GPU each launch takes its time."""
+        dirty, self._dirty = self._dirty, []
+        self._zero(sorted(dirty))
+
     def _free(self, blocks: list[int]) -> None:
-        self._zero(sorted(blocks))
+        self._dirty += blocks
         for block in blocks:
             self._map[block] = 1
         self._left += len(blocks)

@@ -16,17 +16,35 @@ from torch import Tensor
 from ..protocols import KVNeed
 from ..types import Request
 
+FEW = 4
+"""Runs of blocks that are zeroed one by one."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Record:
-    """Where one request lives. `blocks` in virtual order; `slots [room]` the slot of every virtual index; the first
-    `run` of them are consecutive from slot `base`, so a view that stays below `run` needs no copy."""
+    """Where one request lives. `blocks` in virtual order; `slots [room]` the slot of every virtual index, made of all `numbers`
+    when somebody asks; the first `run` of them are consecutive from slot `base`, so a view that stays below `run` needs no
+    copy."""
 
     blocks: tuple[int, ...]
-    slots: Tensor
+    numbers: Tensor
+    size: int
     room: int
     base: int
     run: int
+    _slots: Tensor | None = None
+
+    @classmethod
+    def of(cls, blocks: tuple[int, ...], numbers: Tensor, size: int, room: int) -> Record:
+        """Of so many blocks of `size`, at least one."""
+        return cls(blocks, numbers, size, room, blocks[0] * size, min(_runs(blocks)[0][1] * size, room))
+
+    @property
+    def slots(self) -> Tensor:
+        if self._slots is None:
+            pieces = [self.numbers[first * self.size : (first + count) * self.size] for first, count in _runs(self.blocks)]
+            self._slots = (pieces[0] if len(pieces) == 1 else torch.cat(pieces))[: self.room]
+        return self._slots
 
 
 class Store:
@@ -97,7 +115,7 @@ class Pool:
         self.device = torch.device(device)
         self._total = (blocks + 1) * block_size
         self._numbers = torch.arange(self._total, device=self.device)
-        self._none = Record((), self._numbers[:0], 0, 0, 0)
+        self._none = Record((), self._numbers, block_size, 0, 0, 0, self._numbers[:0])
         self._records: dict[int, Record] = {}
         self._store = Store(layers, self._total, dtype, self.device)
         self._stores = [self._store]
@@ -220,19 +238,20 @@ class Pool:
         if not blocks:
             self._records.pop(request.id, None)
             return
-        size = self.block_size
-        pieces = [self._numbers[first * size : (first + count) * size] for first, count in _runs(blocks)]
-        slots = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        run = min(pieces[0].shape[0], room)
-        self._records[request.id] = Record(blocks, slots[:room], room, blocks[0] * size, run)
+        self._records[request.id] = Record.of(blocks, self._numbers, self.block_size, room)
 
     def _drop(self, blocks: list[int]) -> None:
         """A request gives up `blocks`; nobody else has them."""
         self._zero(sorted(blocks))
 
     def _zero(self, blocks: Sequence[int]) -> None:
-        size = self.block_size
-        for first, count in _runs(blocks):
+        size, runs = self.block_size, _runs(blocks)
+        if len(runs) > FEW:
+            at = torch.tensor(blocks).to(self.device, non_blocking=True)
+            for group in self.groups():
+                group.view(*group.shape[:2], -1, size, *group.shape[3:]).index_fill_(2, at, 0)
+            return
+        for first, count in runs:
             for store in self._stores:
                 store.zero(first * size, (first + count) * size)
 

@@ -130,7 +130,7 @@ class Goodput:
         if asked is None or any(asked.depths):
             return False
         trial = self._allowance.ripe(len(asked.ids)) and (self._eager or self._book.round - self._drafted_at >= GAP)
-        anew = (self._stale or self._book.turned) and self._thought.due(self._clock())
+        anew = (self._stale or self._book.turned) and self._thought.due()
         return self._plain > 0 or (self._off and not anew and not trial)
 
     def rest(self, batch: Batch) -> Budget:
@@ -150,6 +150,7 @@ class Goodput:
         asked, before = self._book.settle(event), self._before
         now = self._clock()
         wall, self._last, self._before = min(event.seconds, now - self._last), now, asked
+        self._thought.lived(wall)
         waits = self._prompts.told(event.prefill > 0) and self.overlaps
         longer, self._longer = self._longer, 0.0
         if asked is None or event.prefill:
@@ -172,8 +173,8 @@ class Goodput:
             self._learn(asked, event, wall, alone)
         if asked.deepest and not alone and not waits:
             self._hear(asked, event, wall)
-        early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, longer)
-        self._charge(asked, event, wall + early, spiked)  # begun in the time of the round before
+        early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, longer)  # begun in the time of the one before
+        self._charge(asked, event, wall + early, spiked, asked.early and bool(before and before.probes))
         if self._given_up and asked.deepest and not asked.probes:
             self._regret(event, wall)
 
@@ -264,7 +265,7 @@ class Goodput:
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
         idle = self._thought.idle == bucket(len(batch))  # guesses have little to promise
-        if not self._thought.due(begun, new and not idle):
+        if not self._thought.due(new and not idle):
             self._stale, self._off = self._stale or new, self._off or (idle and self._usual_depth is None)
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth
@@ -294,7 +295,7 @@ class Goodput:
         self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
         self._judge.renew()
         self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
-        self._thought.planned(begun, self._clock(), bucket(len(batch)) if self._off else None)
+        self._thought.planned(self._clock() - begun, bucket(len(batch)) if self._off else None)
         self._usual_depth = median_low(plan.depths) if plan.depths else None
         mean = sum(plan.depths) / len(plan.depths)
         self._story.change(mean, lambda: why(planner, plan, self._gain))
@@ -368,7 +369,7 @@ class Goodput:
         rows_after = rows + round(drafted[1] * depth * self._trees.now)
         return self.costs.plain(size, rows_after) + self.costs.guessing(size, sum(drafted), max(depth, deepest))
 
-    def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool) -> None:
+    def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool, joined: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
         if not asked.probes:
             return
@@ -381,7 +382,7 @@ class Goodput:
         without += self.costs.other(batch)
         extra = wall - without
         gain = won * without / max(1, tokens - won)
-        self._allowance.pay(extra, gain, stalled, batch)
+        self._allowance.pay(extra, gain, stalled, batch, joined)
         if batch == 1:
             self._lookout.saw(won > 0, min(wall, ODD * without), tokens * without)
             if self._off and self._lookout.stays:

@@ -59,15 +59,20 @@ class Allowance:
         """A trial that nobody could know the price of."""
         self._seconds[bucket(batch)] -= seconds
 
-    def pay(self, extra: float, gain: float, stalled: bool = False, batch: int = 1) -> None:
+    def pay(self, extra: float, gain: float, stalled: bool = False, batch: int = 1, joined: bool = False) -> None:
         """A trial in such a batch took `extra` seconds and brought tokens worth `gain`. A stall is no price: at most
         twice what was expected is charged at once (and more is expected next time, if trials go on to cost more); but where every
-        few trials are `stalled`, they pay for it."""
+        few trials are `stalled`, they pay for it. One that was launched before the last was told is `joined` to it: trying takes as
+        long as both."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
         self._spend(extra, gain, most, batch)
-        seconds = min(extra, 2 * self.price(batch)) if stalled else extra
-        self._prices.setdefault(bucket(batch), deque(maxlen=7)).append(max(0.0, seconds))
+        seconds = max(0.0, min(extra, 2 * self.price(batch)) if stalled else extra)
+        known = self._prices.setdefault(bucket(batch), deque(maxlen=7))
+        if joined and known:
+            known[-1] += seconds
+        else:
+            known.append(seconds)
         self._fresh = bucket(batch)
 
     def wait(self, seconds: float, batch: int = 1) -> None:

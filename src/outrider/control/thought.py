@@ -13,22 +13,27 @@ _NOW = float("-inf")
 
 
 class Thought:
-    """Of one drafter. `idle`: the size class of the batch for which the last plan was made, if it gave nobody guesses."""
+    """Of one drafter. `idle`: the size class of the batch for which the last plan was made, if it gave nobody guesses. Time is
+    that of the rounds since the beginning: while nobody asks for anything, nothing is earned."""
 
     def __init__(self) -> None:
-        self._took, self._next, self._welcome, self._ended = QUICK, _NOW, _NOW, _NOW
+        self._took, self._next, self._welcome, self._life = QUICK, _NOW, _NOW, 0.0
         self.idle: int | None = None
 
-    def due(self, now: float, hurry: bool = False) -> bool:
+    def lived(self, seconds: float) -> None:
+        """A round took so long."""
+        self._life += seconds
+
+    def due(self, hurry: bool = False) -> bool:
         """Whether a plan may be made; `hurry`: somebody is new."""
-        return now >= (self._welcome if hurry else self._next) or now < self._ended
+        return self._life >= (self._welcome if hurry else self._next)
 
     def urge(self) -> None:
         """The next one is due at once."""
         self._next = _NOW
 
-    def planned(self, begun: float, ended: float, idle: int | None) -> None:
-        """A plan was made; `idle`: for such a batch, and nobody is given guesses."""
-        self._took = min(ended - begun, 2 * max(self._took, QUICK))  # a stall is no price
-        self._next = ended + self._took / (THINKING if idle is None else WONDERING)
-        self._welcome, self._ended, self.idle = ended + self._took / WELCOME, ended, idle
+    def planned(self, seconds: float, idle: int | None) -> None:
+        """A plan was made in so many seconds; `idle`: for such a batch, and nobody is given guesses."""
+        self._took = min(seconds, 2 * max(self._took, QUICK))  # a stall is no price
+        self._next = self._life + self._took / (THINKING if idle is None else WONDERING)
+        self._welcome, self.idle = self._life + self._took / WELCOME, idle
