@@ -12,6 +12,7 @@ from outrider.config import SamplingParams
 from outrider.control import Fixed, Foresight
 from outrider.control.fees import Fee
 from outrider.control.pace import ENOUGH, FEW, LATER, Pace
+from outrider.control.probes import SPARSE
 from outrider.control.streaks import LONGEST, Streaks, Text
 from outrider.protocols import Controller
 from outrider.types import NONE, Batch, Committed, Finish, Proposal, Request, StepEvent
@@ -194,15 +195,15 @@ def test_a_lookup_that_cannot_tell_is_controlled_as_any_other() -> None:
 
 def test_there_is_time_to_look_where_the_host_waits() -> None:
     pace = Pace()
-    assert pace.turns(FEW) and not pace.turns(FEW + 1), "nothing is known yet"
+    assert pace.affords(FEW) and not pace.affords(FEW + 1), "nothing is known yet"
     for _ in range(ENOUGH):
         pace.heard(1, 1e-3, 6e-4)
         pace.heard(64, 1.2e-3, 1e-4)
         pace.heard(5, 60e-3, 0.0)  # a CPU: nobody waits
         pace.looked(5e-5)
-    assert pace.turns(1) and not pace.turns(64) and pace.turns(8)
-    assert pace.turns(8, 4, 8) == 4 and not pace.turns(64, 4, 8) and pace.turns(64, 4, 64) == 64
-    assert Pace().turns(1), "and one that knows nothing looks again"
+    assert pace.affords(1) and not pace.affords(64) and pace.affords(8)
+    assert pace.affords(64, 80) and not pace.affords(64, 4)
+    assert Pace().affords(1), "and one that knows nothing looks again"
 
 
 def test_a_machine_that_was_slow_once_is_tried_again() -> None:
@@ -211,12 +212,12 @@ def test_a_machine_that_was_slow_once_is_tried_again() -> None:
         pace.heard(1, 1e-3, 6e-4)
         pace.looked(1.0)
     refused = 0
-    while not pace.turns(1):
+    while not pace.affords(1):
         refused += 1
     assert refused == LATER
     for _ in range(ENOUGH):
         pace.looked(1e-5)
-    assert pace.turns(1) and pace.later == LATER
+    assert pace.affords(1) and pace.later == LATER
 
 
 def test_what_many_requests_would_take_is_found_out_with_one() -> None:
@@ -253,11 +254,9 @@ def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_pl
     assert (depth == 10) == (lucky > 9 or (lucky > 0 and queued)) and depth in (0, 10)
 
 
-@pytest.mark.parametrize("wait", [6e-4, 1e-4])
-def test_a_large_batch_is_looked_at_a_part_at_a_time(wait: float) -> None:
-    """16 texts: as long as nothing is foreseen that pays, every one of them in one of four rounds (or of more, where the host has
-    less time); then all of them in every round."""
-    clock, size, seen = Clock(), 16, list[int]()
+def test_a_large_batch_is_looked_at_a_part_at_a_time() -> None:
+    """16 texts: as long as nothing is foreseen that pays, every one of them in one of four rounds, then all of them in each."""
+    clock, size, wait, seen = Clock(), 16, 3e-4, list[int]()
     controller = Foresight(copies(1, 5, 20), clock)  # type: ignore[arg-type]
     copying = False
 
@@ -288,7 +287,7 @@ def test_a_large_batch_is_looked_at_a_part_at_a_time(wait: float) -> None:
         rows = size + sum(depths)
         controller.observe(StepEvent(tuple(items), 0.0, 1e-3, 1e-3, 0, rows, depths, wait))
         rounds.append((list(seen), any(depths)))
-    turns = 4 if wait > 5e-4 else 8
+    turns = SPARSE
     calm = [looked for looked, _ in rounds[100:196]]
     assert all(len(looked) <= -(-size // turns) for looked in calm)
     for at in range(0, 96 - turns, turns):

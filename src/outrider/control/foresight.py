@@ -47,8 +47,6 @@ LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 SLOW = 0.05
 """What the mean depth that is told moves by in a round."""
-TURNS = 8
-"""Rounds in which every text of a large batch is to be looked at once, at most; at least `SPARSE`."""
 
 
 @dataclass(slots=True)
@@ -144,10 +142,12 @@ class Foresight(Goodput):
             self._taste(event)
 
     def _there(self, size: int) -> int:
-        """In how many rounds there is time to look at so many texts, as it was found some rounds ago; 0: there is none."""
+        """In how many rounds so many texts are looked at, a part in each; 0 where there is no time for it, as it was found some
+        rounds ago."""
         when = size + (self._book.round // FRESH << 20)
         if self._timely[0] != when:
-            self._timely = when, self._pace.turns(size, SPARSE, TURNS) if size > CROWD else self._pace.turns(size)
+            turns = SPARSE if size > CROWD else 1
+            self._timely = when, turns * self._pace.affords(size, turns)
         return self._timely[1]
 
     def _taste(self, event: StepEvent) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
@@ -48,18 +47,16 @@ class Pace:
         """Whether it is known what a look takes."""
         return len(self.look) >= ENOUGH
 
-    def turns(self, size: int, least: int = 1, most: int = 1) -> int:
-        """In how many rounds, `least` to `most`, there is time to look at so many texts, a part of them in each; 0 for more."""
+    def affords(self, size: int, turns: int = 1) -> bool:
+        """Whether there is time to look at so many texts in so many rounds, a part of them in each."""
         walls = self.walls.get(bucket(size), ())
         if not self.known or len(walls) < ENOUGH:
-            return least if size <= FEW else 0
-        time = max(IDLE * median(self.waits[bucket(size)]), SHARE * median(walls))
-        needed = max(least, math.ceil(size * median(self.look) / time)) if time > 0 else most + 1
-        if needed <= most:
+            return size <= FEW
+        if size * median(self.look) <= turns * max(IDLE * median(self.waits[bucket(size)]), SHARE * median(walls)):
             self.later = LATER
-            return needed
+            return True
         self.refused += 1
         if self.refused >= self.later:  # machines have slow moments
             self.refused, self.later = 0, min(LATEST, 2 * self.later)
             self.look.clear()
-        return 0
+        return False

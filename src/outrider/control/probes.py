@@ -62,8 +62,8 @@ class Allowance:
     def pay(self, extra: float, gain: float, stalled: bool = False, batch: int = 1, joined: bool = False) -> None:
         """A trial in such a batch took `extra` seconds and brought tokens worth `gain`. A stall is no price: at most
         twice what was expected is charged at once (and more is expected next time, if trials go on to cost more); but where every
-        few trials are `stalled`, they pay for it. One that was launched before the last was told is `joined` to it: trying takes as
-        long as both."""
+        few trials are `stalled`, they pay for it. One launched before the last was told is `joined` to it: both together are what
+        trying takes."""
         most = STALL if stalled and self._calm < CALM else 0.0
         self._calm = 0 if stalled else self._calm + 1
         self._spend(extra, gain, most, batch)
