@@ -269,3 +269,20 @@ def test_pools_without_room_are_refused() -> None:
         PagedCache(LAYERS, blocks=0)
     with pytest.raises(ValueError, match="at least one block"):
         SlotCache(LAYERS, sequences=0, max_len=10)
+
+
+def test_requests_begin_far_apart_in_a_large_pool() -> None:
+    """Each where it can grow for long, also after many have come and gone; blocks are nobody else's."""
+    cache = PagedCache([(1, 1)], 4096, 4)
+    for _ in range(3):
+        made = [request(i) for i in range(32)]
+        assert all(cache.reserve(r, 4) for r in made)
+        for length in range(4, 161, 4):
+            assert all(cache.reserve(r, length) for r in made)
+        held = [block for r in made for block in cache.blocks(r)]
+        assert len(held) == len(set(held)) == 32 * 40
+        assert all(b == tuple(range(b[0], b[0] + 40)) for b in map(cache.blocks, made)), "in one run each"
+        for r in made:
+            cache.release(r)
+        assert cache.free() == cache.capacity
+    assert cache.reserve(request(1), cache.capacity) and not cache.reserve(request(2), 1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 
 import torch
 
@@ -21,6 +22,8 @@ from .pool import Pool
 from .prefix import Prefixes
 
 _FREE_RUN = re.compile(b"\x01+")
+LONG = 64
+"""Blocks from which on a free run is remembered."""
 
 
 class PagedCache(Pool):
@@ -43,6 +46,7 @@ class PagedCache(Pool):
         self._map = bytearray(b"\x00" + b"\x01" * blocks + b"\x00")
         self._left = blocks
         self._dirty: list[int] = []
+        self._runs: list[tuple[int, int, int]] = []  # runs that were free when last looked: a heap of -length, start, end
         self._owners = [0] * (blocks + 1)
         self._adopted: dict[int, int] = {}
         self._prefixes = Prefixes(block_size)
@@ -174,7 +178,20 @@ class PagedCache(Pool):
     def _place(self, count: int) -> int:
         """Where to start a new run: in the middle of the longest free one, so that its neighbour can grow as well, unless
         there is no neighbour or `count` blocks would not fit behind the middle."""
-        start, end = max((m.span() for m in _FREE_RUN.finditer(self._map)), key=lambda span: span[1] - span[0])
-        if start == 1:
-            return start
-        return start + max(0, min((end - start) // 2, end - start - count))
+        start, end = self._longest(count)
+        at = start if start == 1 else start + max(0, min((end - start) // 2, end - start - count))
+        for left, right in ((start, at), (at + count, end)):
+            if right - left >= LONG:
+                heappush(self._runs, (left - right, left, right))
+        return at
+
+    def _longest(self, count: int) -> tuple[int, int]:
+        """The longest free run; in a large pool one that is free and was among the longest when all blocks were last looked at."""
+        while self._runs:
+            length, start, end = heappop(self._runs)
+            if -length >= max(LONG, 2 * count) and self._map.find(0, start, end) < 0:
+                return start, end
+        found = [m.span() for m in _FREE_RUN.finditer(self._map)]
+        self._runs = [(start - end, start, end) for start, end in found if end - start >= LONG]
+        heapify(self._runs)
+        return max(found, key=lambda span: span[1] - span[0])

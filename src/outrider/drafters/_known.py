@@ -1,4 +1,4 @@
-"""Draft KV of known tokens: made at once, or owed until somebody needs it or the device keeps the host waiting."""
+"""Draft KV of known tokens: made at once, or owed until somebody needs it, or until much is owed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class KnownKV:
             self.make(self._taken([r for r in requests if r.id in self._owed]))
 
     def pay_some(self) -> None:
-        """Make as much of what is owed, for the oldest, as is read together: launching it takes long, for few or for many."""
+        """Make as much of what is owed, for the oldest, as is read together: launching it takes long, for few or for many, and is
+        for nothing where nobody is given guesses."""
         if self._owed:
             self.make(self._taken([r for r, _, _ in next(together(list(self._owed.values()), WIDE))]))
 

@@ -297,7 +297,6 @@ class Eagle(Drafter):
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once where
         samples of one prompt share the KV."""
         if self._passed(batch, proposal, verdict, scores):
-            self._kv.pay_some()
             return
         rest = self._outside(batch, scores)
         if rest and batch.blind:  # where these stand is not known, and never will be
@@ -341,7 +340,7 @@ class Eagle(Drafter):
         self._catch_up([(r, missing(r), 0 if r.params.n > 1 else _CHUNK) for r in new])
         for request in new:
             self._kv.owe(request, self._pasts[request.id], missing(request))
-        if not new or self._kv.much:
+        while self._kv.much:
             self._kv.pay_some()
         lags.enter(new, [missing(r) for r in new])
         return [b for b, r in enumerate(batch.requests) if r not in lags]
