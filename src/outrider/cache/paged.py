@@ -186,7 +186,7 @@ class PagedCache(Pool):
         return at
 
     def _longest(self, count: int) -> tuple[int, int]:
-        """The longest free run; in a large pool one that is free and was among the longest when all blocks were last looked at."""
+        """The longest free run; in a large pool one that is free and was among the longest when all blocks were looked at."""
         while self._runs:
             length, start, end = heappop(self._runs)
             if -length >= max(LONG, 2 * count) and self._map.find(0, start, end) < 0:

@@ -10,6 +10,7 @@ Which rounds have guesses depends on the text before them alone, as the classica
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -162,9 +163,11 @@ class Foresight(Goodput):
         Whoever is new is seen here first, while the device is busy: a long prompt takes its time."""
         turns = 1 if self._wakes or any(event.depths) else self._there(len(event.committed))
         turn = self._book.round % turns
+        until = self._clock() + self._pace.spare(len(event.committed)) if turns > 1 else math.inf
         for request in _writing(event)[turn::turns]:
-            if self._able:
-                self._seen(self._texts.setdefault(request.id, Text(request)))
+            text = self._texts.setdefault(request.id, Text(request))
+            if self._able and (text.length or self._clock() < until):  # who is new can wait for a turn
+                self._seen(text)
         if turn:
             return
         batch, self._wakes = self._batch, False

@@ -47,12 +47,16 @@ class Pace:
         """Whether it is known what a look takes."""
         return len(self.look) >= ENOUGH
 
+    def spare(self, size: int) -> float:
+        """Seconds for looking in a round of so many requests; 0 where none was heard of."""
+        walls, waits = (of.get(bucket(size), ()) for of in (self.walls, self.waits))
+        return max(IDLE * median(waits), SHARE * median(walls)) if walls and waits else 0.0
+
     def affords(self, size: int, turns: int = 1) -> bool:
         """Whether there is time to look at so many texts in so many rounds, a part of them in each."""
-        walls = self.walls.get(bucket(size), ())
-        if not self.known or len(walls) < ENOUGH:
+        if not self.known or len(self.walls.get(bucket(size), ())) < ENOUGH:
             return size <= FEW
-        if size * median(self.look) <= turns * max(IDLE * median(self.waits[bucket(size)]), SHARE * median(walls)):
+        if size * median(self.look) <= turns * self.spare(size):
             self.later = LATER
             return True
         self.refused += 1
