@@ -307,3 +307,19 @@ def test_many_runs_are_zeroed_at_once(few: int, monkeypatch: pytest.MonkeyPatch)
         for layer in range(len(LAYERS)):
             for memory in (pool.keys(layer), pool.values(layer)):
                 assert torch.equal((memory == 0).all(dim=(1, 2)), empty.repeat_interleave(SIZE))
+
+
+def test_what_could_not_be_zeroed_is_not_forgotten() -> None:
+    cache, zero = paged(), PagedCache._zero
+    assert cache.reserve(OWNERS[0], SIZE)
+    cache.keys(0)[:] = torch.nan
+    cache.release(OWNERS[0])
+
+    def fails(blocks: object) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    cache._zero = fails  # type: ignore[method-assign]
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.reserve(OWNERS[1], SIZE)
+    cache._zero = lambda blocks: zero(cache, blocks)  # type: ignore[method-assign]
+    assert cache.reserve(OWNERS[1], SIZE) and (cache.view(0, OWNERS[1], SIZE)[0] == 0).all()

@@ -254,57 +254,94 @@ def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_pl
     assert (depth == 10) == (lucky > 9 or (lucky > 0 and queued)) and depth in (0, 10)
 
 
-def test_a_large_batch_is_looked_at_a_part_at_a_time() -> None:
-    """16 texts: as long as nothing is foreseen that pays, every one of them in one of four rounds, then all of them in each."""
-    clock, size, wait, seen = Clock(), 16, 3e-4, list[int]()
-    controller = Foresight(copies(1, 5, 20), clock)  # type: ignore[arg-type]
-    copying = False
+@dataclass
+class Crowd:
+    """16 requests, a round in flight as an engine has it. From round 200 on every one of them copies; `seen` has who was looked at,
+    round by round, while the device was busy, and `guessed` whether the round had guesses."""
 
-    def preview(request: Request, most: int) -> list[int]:
-        seen.append(request.id)
-        clock.now += 2.2e-5
-        last = request.tokens[-1]
-        return [last + i + 1 for i in range(most)] if copying else []
+    depth: int
+    extra: float = 2e-4
+    size: int = 16
+    seen: list[list[int]] = field(default_factory=list)
+    guessed: list[bool] = field(default_factory=list)
 
-    controller.preview = preview
-    requests = tuple(Request(b, [0], 0, SamplingParams(max_tokens=ENDLESS), key=b, seed=b) for b in range(size))
-    batch = Batch(requests, (1,) * size, (True,) * size, (64,) * size)
-    rounds = []
-    for _ in range(ENOUGH):
-        controller._pace.looked(2.2e-5)
-    for number in range(400):
-        copying = number >= 200
-        depths = controller.budget(batch).depth if not controller.resting else controller.rest(batch).depth
-        clock.now += 1e-3 + 1e-4 * any(depths)
-        items = []
-        for request, depth in zip(requests, depths, strict=True):
-            tokens = [request.tokens[-1] + i + 1 for i in range(1 + depth)]
-            request.tokens = [*request.tokens, *tokens]
-            origins = (0,) * depth + (NONE,)
-            items.append(Committed(request, tuple(tokens), origins, depth, depth, (1,) * depth, (), "", Finish.RUNNING))
-        controller._pace.heard(size, 1e-3, wait)
-        seen.clear()
-        rows = size + sum(depths)
-        controller.observe(StepEvent(tuple(items), 0.0, 1e-3, 1e-3, 0, rows, depths, wait))
-        rounds.append((list(seen), any(depths)))
-    turns = SPARSE
-    calm = [looked for looked, _ in rounds[100:196]]
-    assert all(len(looked) <= -(-size // turns) for looked in calm)
-    for at in range(0, 96 - turns, turns):
-        assert sorted(id_ for looked in calm[at : at + turns] for id_ in looked) == list(range(size)), "every text in its turn"
-    assert not any(guessed for _, guessed in rounds[100:200])
-    assert any(guessed for _, guessed in rounds[200 : 200 + 3 * turns]), "what pays is seen within three turns"
-    assert all(len(looked) == size for looked, guessed in rounds[300:] if guessed)
+    def run(self, rounds: int) -> Foresight:
+        clock, looked, copying = Clock(), list[int](), False
+        controller = Foresight(replace(copies(1, 5, 20), depth=self.depth, nodes=self.depth), clock)  # type: ignore[arg-type]
+
+        def preview(request: Request, most: int) -> list[int]:
+            looked.append(request.id)
+            clock.now += 2.2e-5
+            return [request.tokens[-1] + i + 1 for i in range(most)] if copying else []
+
+        controller.preview, controller.overlaps, controller.costs.steady = preview, True, True
+        requests = tuple(Request(b, [0], 0, SamplingParams(max_tokens=ENDLESS), key=b, seed=b) for b in range(self.size))
+        plain = Batch(requests, (1,) * self.size, (True,) * self.size, (64,) * self.size)
+        for _ in range(ENOUGH):
+            controller._pace.looked(2.2e-5)
+        depths = controller.budget(plain).depth
+        for number in range(rounds):
+            copying = number >= 200
+            ahead = controller.rest(replace(plain, blind=True)).depth if controller.resting else None
+            items = [self._written(r, d) for r, d in zip(requests, depths, strict=True)]
+            ahead = controller.budget(plain).depth if ahead is None else ahead
+            wall = 1e-3 + self.extra * any(depths)
+            clock.now += wall
+            controller._pace.heard(self.size, 1e-3, 3e-4)
+            looked.clear()
+            controller.observe(StepEvent(tuple(items), 0.0, wall, wall, 0, self.size + sum(depths), depths, 3e-4))
+            self.seen.append(list(looked))
+            self.guessed.append(any(depths))
+            depths = ahead
+        return controller
+
+    @staticmethod
+    def _written(request: Request, depth: int) -> Committed:
+        tokens = [request.tokens[-1] + i + 1 for i in range(1 + depth)]
+        request.tokens = [*request.tokens, *tokens]
+        return Committed(request, tuple(tokens), (0,) * depth + (NONE,), depth, depth, (1,) * depth, (), "", Finish.RUNNING)
+
+
+@pytest.mark.parametrize(("depth", "extra"), [(1, 2e-4), (2, 2e-4), (2, 1e-3), (3, 1e-3), (10, 1e-3)])
+def test_a_large_batch_is_looked_at_a_part_at_a_time(depth: int, extra: float) -> None:
+    """As long as nothing is foreseen that pays, every text in one of four rounds, then all of them in each."""
+    crowd = Crowd(depth, extra)
+    crowd.run(400)
+    calm = crowd.seen[100:196]
+    assert all(len(looked) <= crowd.size // SPARSE for looked in calm)
+    for at in range(0, len(calm) - SPARSE, SPARSE):
+        assert sorted(i for looked in calm[at : at + SPARSE] for i in looked) == list(range(crowd.size)), "each in its turn"
+    assert not any(crowd.guessed[100:200])
+    assert any(crowd.guessed[200 : 200 + 4 * SPARSE]), "what pays is seen within some turns"
+    assert sum(crowd.guessed[220:]) > 150
+    assert all(
+        len(looked) == crowd.size for looked, guessed in zip(crowd.seen[300:], crowd.guessed[300:], strict=True) if guessed
+    )
+
+
+def test_without_hints_a_large_batch_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Foresight, "_promises", lambda self, batch, limits: False)
+    crowd = Crowd(10)
+    crowd.run(400)
+    assert not any(crowd.guessed[200:])
+
+
+def test_hints_that_come_to_nothing_are_heard_less_and_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Foresight, "_promises", lambda self, batch, limits: True)
+    monkeypatch.setattr(Foresight, "_decide", lambda self, batch, limits: ([0] * len(batch), 0.0))
+    crowd = Crowd(10)
+    crowd.run(400)
+    awake = [number for number, looked in enumerate(crowd.seen) if len(looked) > crowd.size // SPARSE]
+    assert len(awake) < 30 and not [n for n in awake if 300 <= n < 330]
 
 
 def test_what_was_seen_some_tokens_ago_counts_while_it_comes_true() -> None:
     request = Request(1, [1, 2, 3], 3, SamplingParams(), key=1, seed=1)
     text, common = Text(request), [0.5] * (LONGEST + 1)
-    assert text.look(Streaks(), lambda: [5, 6, 7]) and len(text.since(common, 9)) == 4
-    request.tokens += [5]
-    assert len(text.since(common, 9)) == 3 and text.since(common, 1) == text.since(common, 9)[:2]
-    request.tokens += [6, 7, 8]
-    assert text.since(common, 9) == [0.0], "nothing is left of it"
+    assert text.look(Streaks(), lambda: [5, 6, 7]) and len(text.hope(common, 9)) == 4
+    for token in (5, 6, 7, 8):
+        request.tokens.append(token)
+        assert text.hope(common, 9) == text.outlook(common, 9) and len(text.hope(common, 1)) == 2
     request.tokens[3:] = [9]
-    assert text.since(common, 9) == [0.0], "it did not come true"
-    assert Text(request).since(common, 9) == [0.0], "never looked at"
+    assert text.hope(common, 9) == [0.0], "it did not come true"
+    assert Text(request).hope(common, 9) == [0.0], "never looked at"

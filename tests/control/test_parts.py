@@ -454,6 +454,11 @@ def test_trials_in_a_row_are_one_trial() -> None:
     for joined in (False, True):
         allowance = Allowance()
         for _ in range(6):
-            allowance.pay(0.3, 0.0, batch=64)
-            allowance.pay(0.3, 0.0, batch=64, joined=joined)
+            for follows in (False, joined):
+                allowance.earn(0.01, 64)
+                allowance.pay(0.3, 0.0, batch=64, joined=follows)
         assert allowance.price(64) == pytest.approx(0.6 if joined else 0.3)
+        for number in range(14):  # one after the other, each as the last one paid
+            allowance.earn(0.01, 64)
+            allowance.pay(0.3, 0.0, batch=64, joined=number > 0)
+        assert allowance.price(64) < 0.61, "a chain is many trials"

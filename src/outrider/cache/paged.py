@@ -153,8 +153,8 @@ class PagedCache(Pool):
 
     def wash(self) -> None:
         """Zero what was given back. All at once, before any of it is handed out: on a GPU each launch takes its time."""
-        dirty, self._dirty = self._dirty, []
-        self._zero(sorted(dirty))
+        self._zero(sorted(self._dirty))
+        self._dirty = []
 
     def _free(self, blocks: list[int]) -> None:
         self._dirty += blocks

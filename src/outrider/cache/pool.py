@@ -1,7 +1,7 @@
 """What both caches share: the tensors, and the way from a request's virtual indices to their slots.
 
 A pool is a row of slots, one token each, cut into blocks of `block_size`. Block 0 is a scratch page: padding rows
-write there and nobody reads it. Blocks that nobody owns always hold zeros, because one NaN left in a slot that is
+write there and nobody reads it. Blocks hold zeros when they are handed out, because one NaN left in a slot that is
 masked out still poisons a softmax-weighted sum (0 * NaN = NaN).
 """
 
@@ -92,7 +92,7 @@ class Pool:
     """The part of `protocols.Cache` that does not depend on how slots are handed out.
 
     `layers` gives (KV heads, head dim) per layer. `scratch_slot` is for rows that only pad a pass. Heirs hand out
-    blocks by calling `_assign`, which also takes care of zeroing what is given back.
+    blocks by calling `_assign`, which also takes care of what is given back: it is zero when it is handed out again.
     """
 
     capacity: int
@@ -184,7 +184,7 @@ class Pool:
             store.copy(source, target)
 
     def attach(self, need: KVNeed) -> AttachedPool:
-        """Memory for a drafter under the same slots: zero at first, moved by `move`, zeroed whenever slots are. Finished prefixes
+        """Memory for a drafter under the same slots: zero at first, moved by `move`, zeroed when slots are. Finished prefixes
         are forgotten: they hold nothing of this drafter's."""
         self.forget()
         store = Store([(need.heads, need.dim)] * need.layers, self._total, self.dtype, self.device)
@@ -205,7 +205,7 @@ class Pool:
 
     def scrub(self, request: Request) -> None:
         """Zero all that a request alone holds, and the scratch page, which its pass may have written to: for a request whose
-        scores were not finite. Blocks it gave back before were zeroed then."""
+        scores were not finite. Blocks it gave back are zeroed before anybody has them."""
         self._zero((0, *self.blocks(request)))
 
     # Sharing. A cache that cannot share finds nothing, and so is never asked to adopt anything.
@@ -230,7 +230,7 @@ class Pool:
         """Forget all that was published."""
 
     def _assign(self, request: Request, blocks: tuple[int, ...], room: int) -> None:
-        """Make `blocks` all that `request` owns, `room` tokens of them usable; zero the ones it gives back."""
+        """Make `blocks` all that `request` owns, `room` tokens of them usable; give back the others."""
         old = self._records.get(request.id, self._none).blocks
         self._table = None
         kept = set(blocks)

@@ -46,6 +46,8 @@ UNSEEN = 0.5
 """Passes that a guess is believed to cost where rounds are launched ahead, before it was seen."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
+LONGEST = 256
+"""Rounds in which hints are not listened to, at most."""
 SLOW = 0.05
 """What the mean depth that is told moves by in a round."""
 
@@ -89,6 +91,7 @@ class Foresight(Goodput):
         self._batch: Batch | None = None
         self._prices, self._read = dict[tuple[int, int], tuple[list[float], list[float], Fee]](), 0
         self._mean = 0.0
+        self._deaf, self._doubt = 0, SPARSE
         self._decided: tuple[object, list[int], float] = (), [], 0.0
 
     def budget(self, batch: Batch) -> Budget:
@@ -101,7 +104,7 @@ class Foresight(Goodput):
             return self._within(batch, limits)
         rests = (bool(free) and self._rests(len(batch))) or self._judge.rests(len(batch))
         depths = [0] * len(batch) if rests else self._depths(batch, limits)
-        self._wakes = self._wakes and any(depths)
+        self._heed(any(depths))
         if rests:
             self._stalls.content()
         self._story.count([depths[b] for b in free])
@@ -142,6 +145,14 @@ class Foresight(Goodput):
             self._sees = False
             self._taste(event)
 
+    def _heed(self, guesses: bool) -> None:
+        """A hint that came to nothing is not listened to again for a while, a longer one each time."""
+        if guesses:
+            self._doubt = SPARSE
+        elif self._wakes:
+            self._deaf, self._doubt = self._book.round + self._doubt, min(2 * self._doubt, LONGEST)
+        self._wakes = self._wakes and guesses
+
     def _there(self, size: int) -> int:
         """In how many rounds so many texts are looked at, a part in each; 0 where there is no time for it, as it was found some
         rounds ago."""
@@ -168,7 +179,7 @@ class Foresight(Goodput):
             text = self._texts.setdefault(request.id, Text(request))
             if self._able and (text.length or self._clock() < until):  # who is new can wait for a turn
                 self._seen(text)
-        if turn:
+        if turn or (turns > 1 and self._book.round < self._deaf):
             return
         batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
@@ -179,12 +190,16 @@ class Foresight(Goodput):
             self._prices.clear()
 
     def _promises(self, batch: Batch, limits: Sequence[tuple[int, int]]) -> bool:
-        """Whether guesses may pay, by what was seen some tokens ago: then all texts are worth a look."""
-        common = self.known.streaks.chances()
+        """Whether guesses may pay, by what was seen some tokens ago: then all texts are worth a look, which decides."""
+        common, gain = self.known.streaks.chances(), self._gain
         known = [self._texts.get(r.id) if high else None for r, (_, high) in zip(batch.requests, limits, strict=True)]
-        outlooks = [[0.0] if t is None else t.since(common, high) for t, (_, high) in zip(known, limits, strict=True)]
+        outlooks = [[0.0] if t is None else t.hope(common, high) for t, (_, high) in zip(known, limits, strict=True)]
         most = max(map(len, outlooks)) - 1
-        return most > 0 and self._worth(batch, outlooks, most) > 0
+        if most < 1:
+            self._stalls.content()
+            return False
+        found, self._gain = self._worth(batch, outlooks, most) > 0, gain
+        return found
 
     def _seen(self, text: Text) -> Text:
         """A text, brought up to its last token."""

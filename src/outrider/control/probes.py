@@ -17,7 +17,8 @@ AS_DEAR = 1.08
 TRIED = 8
 """Requests that are tried in one round at most: so many tell enough, and looking which of them to try takes time."""
 SPARSE = 4
-"""While nobody is given guesses in a large batch, one plain round in so many tells what they take."""
+"""While nobody is given guesses in a large batch, one plain round in so many tells what they take, and every text is looked at in
+one of so many."""
 CALM, STALL = 8, 0.05
 """Trials without a stall after which one is chance, and the seconds that are charged at most where it is none."""
 MOST = 0.1
@@ -34,6 +35,7 @@ class Allowance:
         self._expected = dict[int, float]()
         self._calm = CALM  # trials since one was stalled
         self._fresh: int | None = None
+        self._since, self._pair = 0, False  # rounds since a trial, and whether it was the second of two
 
     def price(self, batch: int) -> float:
         """Seconds that a trial in such a batch will take, as was expected of the last one, or as was seen."""
@@ -46,6 +48,7 @@ class Allowance:
 
     def earn(self, seconds: float, batch: int = 1) -> None:
         """A round of such a batch took so long. Nothing is saved up beyond one trial and a little."""
+        self._since += 1
         most = max((1 + MOST) * self.price(batch), SHARE * seconds)
         self._seconds[bucket(batch)] = min(self._seconds[bucket(batch)] + SHARE * seconds, most)
 
@@ -69,11 +72,12 @@ class Allowance:
         self._spend(extra, gain, most, batch)
         seconds = max(0.0, min(extra, 2 * self.price(batch)) if stalled else extra)
         known = self._prices.setdefault(bucket(batch), deque(maxlen=7))
-        if joined and known:
+        self._pair = joined and not self._pair and self._fresh == bucket(batch) and self._since == 1
+        if self._pair:
             known[-1] += seconds
         else:
             known.append(seconds)
-        self._fresh = bucket(batch)
+        self._fresh, self._since = bucket(batch), 0
 
     def wait(self, seconds: float, batch: int = 1) -> None:
         """A plain round took so much longer, for the last trial's sake if it is the first after it."""

@@ -86,18 +86,17 @@ class Text:
 
     def outlook(self, common: list[float], most: int) -> list[float]:
         """Tokens expected of the first 0, 1, ... guesses, of at most `most`."""
-        return self._outlook(common, 0, most)
-
-    def since(self, common: list[float], most: int) -> list[float]:
-        """`outlook` by what was seen when the text was last looked at, if it came true since; else nothing is expected."""
-        fresh = self.request.tokens[self.length :]
-        return self._outlook(common, len(fresh), most) if self.length and self.ahead[: len(fresh)] == fresh else [0.0]
-
-    def _outlook(self, common: list[float], start: int, most: int) -> list[float]:
         found, chance, total = [0.0], 1.0, 0.0
-        for i in range(start, min(start + most, len(self.ahead))):
+        for i in range(min(most, len(self.ahead))):
             row = min(LONGEST, self.row + i)
             chance *= (self.own.hits[row] + PULL * common[row]) / (self.own.tests[row] + PULL)
             total += chance
             found.append(total)
         return found
+
+    def hope(self, common: list[float], most: int) -> list[float]:
+        """The same of a text that was looked at some tokens ago: as then, if what was seen came true, as far as it went; else
+        nothing is expected."""
+        fresh = self.request.tokens[self.length :]
+        true = self.length > 0 and all(token == guess for token, guess in zip(fresh, self.ahead, strict=False))
+        return self.outlook(common, most) if true else [0.0]

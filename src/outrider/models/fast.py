@@ -88,7 +88,7 @@ class FastTarget(ModelTarget):
 
     def score(self, batch: Batch, proposal: Proposal) -> Scores:
         """See `ModelTarget.score`; a captured round brings its verdict along."""
-        shape = self._shape(batch, proposal)
+        shape, self._found = self._shape(batch, proposal), None
         if shape is None:
             return super().score(batch, proposal.to(self.device))
         self.loans.clear()
@@ -110,6 +110,7 @@ class FastTarget(ModelTarget):
 
     def release(self, request: Request) -> None:
         super().release(request)
+        self._met = (), True, False
         self.book.release(request)
         self.stage.release(request)
 
