@@ -256,8 +256,8 @@ def test_a_few_do_not_keep_the_others_waiting_unless_somebody_waits_for_their_pl
 
 @dataclass
 class Crowd:
-    """16 requests, a round in flight as an engine has it. From round 200 on every one of them copies; `seen` has who was looked at,
-    round by round, while the device was busy, and `guessed` whether the round had guesses."""
+    """16 requests, a round in flight as an engine has it. From round 200 on every one of them copies; `seen` has who was looked
+    at, round by round, while the device was busy, and `guessed` whether the round had guesses."""
 
     depth: int
     extra: float = 2e-4
@@ -304,7 +304,7 @@ class Crowd:
 
 @pytest.mark.parametrize(("depth", "extra"), [(1, 2e-4), (2, 2e-4), (2, 1e-3), (3, 1e-3), (10, 1e-3)])
 def test_a_large_batch_is_looked_at_a_part_at_a_time(depth: int, extra: float) -> None:
-    """As long as nothing is foreseen that pays, every text in one of four rounds, then all of them in each."""
+    """As long as nothing is foreseen that pays, every text in one of four rounds; what then pays is seen, and used."""
     crowd = Crowd(depth, extra)
     crowd.run(400)
     calm = crowd.seen[100:196]
@@ -314,9 +314,6 @@ def test_a_large_batch_is_looked_at_a_part_at_a_time(depth: int, extra: float) -
     assert not any(crowd.guessed[100:200])
     assert any(crowd.guessed[200 : 200 + 4 * SPARSE]), "what pays is seen within some turns"
     assert sum(crowd.guessed[220:]) > 150
-    assert all(
-        len(looked) == crowd.size for looked, guessed in zip(crowd.seen[300:], crowd.guessed[300:], strict=True) if guessed
-    )
 
 
 def test_without_hints_a_large_batch_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
