@@ -265,7 +265,7 @@ class Goodput:
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
         idle = self._thought.idle == bucket(len(batch))  # guesses have little to promise
-        if not self._thought.due(new and not idle):
+        if not self._thought.due(new, idle):
             self._stale, self._off = self._stale or new, self._off or (idle and self._usual_depth is None)
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-THINKING, WONDERING, WELCOME = 0.02, 0.005, 0.1
+THINKING, WONDERING, WELCOME, CURIOUS = 0.02, 0.005, 0.1, 0.01
 """Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
-and where somebody is new, who has until then what the last plan gave most requests."""
+where somebody is new, who has until then what the last plan gave most requests; and where somebody is new while nobody is given
+guesses."""
 QUICK = 1e-3
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 TASTE = 2
@@ -17,16 +18,17 @@ class Thought:
     that of the rounds since the beginning: while nobody asks for anything, nothing is earned."""
 
     def __init__(self) -> None:
-        self._took, self._next, self._welcome, self._life = QUICK, _NOW, _NOW, 0.0
+        self._took, self._next, self._ended, self._life = QUICK, _NOW, _NOW, 0.0
         self.idle: int | None = None
 
     def lived(self, seconds: float) -> None:
         """A round took so long."""
         self._life += seconds
 
-    def due(self, hurry: bool = False) -> bool:
-        """Whether a plan may be made; `hurry`: somebody is new."""
-        return self._life >= (self._welcome if hurry else self._next)
+    def due(self, new: bool = False, idle: bool = False) -> bool:
+        """Whether a plan may be made; `new`: somebody is; `idle`: the last one for such a batch gave nobody guesses."""
+        share = CURIOUS if idle else WELCOME
+        return self._life >= (min(self._next, self._ended + self._took / share) if new else self._next)
 
     def urge(self) -> None:
         """The next one is due at once."""
@@ -36,4 +38,4 @@ class Thought:
         """A plan was made in so many seconds; `idle`: for such a batch, and nobody is given guesses."""
         self._took = min(seconds, 2 * max(self._took, QUICK))  # a stall is no price
         self._next = self._life + self._took / (THINKING if idle is None else WONDERING)
-        self._welcome, self.idle = self._life + self._took / WELCOME, idle
+        self._ended, self.idle = self._life, idle

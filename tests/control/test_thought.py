@@ -1,0 +1,33 @@
+"""When plans are made: they may have a share of the time that was worked."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.control.thought import CURIOUS, THINKING, WELCOME, WONDERING, Thought
+
+
+@pytest.mark.parametrize(
+    ("bucket", "new", "share"), [(None, False, THINKING), (None, True, WELCOME), (4, False, WONDERING), (4, True, CURIOUS)]
+)
+def test_a_plan_has_its_share_of_the_time_that_was_worked(bucket: int | None, new: bool, share: float) -> None:
+    """Sooner where somebody is new; late where the last one gave nobody guesses, less late for somebody new."""
+    thought = Thought()
+    assert thought.due() and thought.due(new, bucket is not None)
+    thought.planned(1e-3, bucket)
+    rounds = 0
+    while not thought.due(new, bucket is not None):
+        thought.lived(1e-4)
+        rounds += 1
+    assert rounds * 1e-4 == pytest.approx(1e-3 / share, rel=0.02) and thought.idle == bucket
+
+
+def test_a_stall_is_no_price_and_whoever_is_urged_plans_at_once() -> None:
+    thought = Thought()
+    thought.planned(5.0, None)
+    thought.lived(2e-3 / THINKING)
+    assert thought.due()
+    thought.planned(1e-3, 3)
+    assert not thought.due() and not thought.due(True, True)
+    thought.urge()
+    assert thought.due() and thought.due(True, True)
