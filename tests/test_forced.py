@@ -89,7 +89,7 @@ def only_passes_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ModelTarget, "score", timed)
     monkeypatch.setattr(time, "perf_counter", lambda: 1e-3 * passes[0] + 1e-7 * next(looks))
-    monkeypatch.setattr(Pace, "affords", lambda pace, size: True)
+    monkeypatch.setattr(Pace, "affords", lambda pace, size, turns=1: True)
 
 
 @pytest.mark.usefixtures("only_passes_take_time")

@@ -63,11 +63,11 @@ def told(outcome: Outcome, quick: bool) -> tuple[Any, ...]:
 
 def test_the_quick_way_says_what_the_whole_way_says() -> None:
     quick = 0
-    for seed in range(800):
+    for seed in range(300):
         outcome = shares(seed)
         assert told(copy.deepcopy(outcome), True) == told(copy.deepcopy(outcome), False), seed
         quick += sum(copy.deepcopy(outcome)._plain(b) is not None for b in range(len(outcome.batch)))
-    assert quick > 90
+    assert quick > 30
 
 
 def test_probabilities_of_a_prompt_are_not_skipped() -> None:

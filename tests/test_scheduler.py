@@ -276,11 +276,11 @@ def landing(own: Scheduler, rng: random.Random, batch: Any, widths: tuple[int, .
 
 def test_a_batch_that_goes_on_is_the_one_that_would_be_made_anew() -> None:
     counts = []
-    for seed in range(30):
+    for seed in range(12):
         (short, steady), (full, none) = ahead(seed, True), ahead(seed, False)
         assert short == full and not none
         counts.append(steady)
-    assert sum(counts) > 1500, "the shortcut is hardly taken"
+    assert sum(counts) > 500, "the shortcut is hardly taken"
 
 
 # Random loads on a real (tiny) engine
