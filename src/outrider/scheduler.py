@@ -334,7 +334,7 @@ class Steady:
     def of(cls, batch: Batch, cache: Cache) -> Steady | None:
         """None for one in which somebody does not write, or is about to end."""
         left = min(request.room - request.flying for request in batch.requests) - 2
-        if left < 1 or batch.pending.count(1) < len(batch) or not all(batch.ready):
+        if left < 1 or not batch.writes:
             return None
         taken = zip(batch.requests, batch.room, strict=True)
         spare = [cache.room(request) - _known(request) - room for request, room in taken]
@@ -350,10 +350,11 @@ class Steady:
         for b, spare in enumerate(self.spare):
             if spare >= self.gone:
                 continue
-            request, room = self.now.requests[b], self.now.room[b]
-            if not cache.reserve(request, _known(request) + room):
+            request = self.now.requests[b]
+            need = _known(request) + self.now.room[b]
+            if not cache.reserve(request, need):
                 return False
-            self.spare[b] = self.gone + cache.room(request) - _known(request) - room
+            self.spare[b] = self.gone + cache.room(request) - need
         self.least = min(self.spare)
         return True
 

@@ -137,6 +137,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.requests)
 
+    @property
+    def writes(self) -> bool:
+        """Whether everybody feeds one token, the last known one, and is given the next."""
+        return all(self.ready) and self.pending.count(1) == len(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

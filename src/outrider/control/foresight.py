@@ -46,7 +46,7 @@ UNSEEN = 0.5
 """Passes that a guess is believed to cost where rounds are launched ahead, before it was seen."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
-LONGEST = 256
+UNHEARD = 256
 """Rounds in which hints are not listened to, at most."""
 SLOW = 0.05
 """What the mean depth that is told moves by in a round."""
@@ -150,7 +150,7 @@ class Foresight(Goodput):
         if guesses:
             self._doubt = SPARSE
         elif self._wakes:
-            self._deaf, self._doubt = self._book.round + self._doubt, min(2 * self._doubt, LONGEST)
+            self._deaf, self._doubt = self._book.round + self._doubt, min(2 * self._doubt, UNHEARD)
         self._wakes = self._wakes and guesses
 
     def _there(self, size: int) -> int:
@@ -194,11 +194,7 @@ class Foresight(Goodput):
         common, gain = self.known.streaks.chances(), self._gain
         known = [self._texts.get(r.id) if high else None for r, (_, high) in zip(batch.requests, limits, strict=True)]
         outlooks = [[0.0] if t is None else t.hope(common, high) for t, (_, high) in zip(known, limits, strict=True)]
-        most = max(map(len, outlooks)) - 1
-        if most < 1:
-            self._stalls.content()
-            return False
-        found, self._gain = self._worth(batch, outlooks, most) > 0, gain
+        found, self._gain = self._limit(batch, outlooks) > 0, gain  # which is for those who decide
         return found
 
     def _seen(self, text: Text) -> Text:
@@ -225,13 +221,17 @@ class Foresight(Goodput):
         for request, (_, high) in zip(batch.requests, limits, strict=True):
             known = high and request.id in self._texts and self._able
             outlooks.append(self._seen(self._texts[request.id]).outlook(common, high) if known else [0.0])
-        most = max(len(o) for o in outlooks) - 1
-        if most < 1:
-            self._stalls.content()
-            return [0] * len(batch), 0.0
-        limit = self._worth(batch, outlooks, most)
+        limit = self._limit(batch, outlooks)
         depths = [min(limit, len(o) - 1) for o in outlooks]
         return depths, sum(o[d] for o, d in zip(outlooks, depths, strict=True))
+
+    def _limit(self, batch: Batch, outlooks: Sequence[Sequence[float]]) -> int:
+        """The depth that pays best by these outlooks; 0 where none does, or there is nothing to guess."""
+        most = max(map(len, outlooks)) - 1
+        if most < 1:
+            self._stalls.content()
+            return 0
+        return self._worth(batch, outlooks, most)
 
     def _worth(self, batch: Batch, outlooks: Sequence[Sequence[float]], most: int) -> int:
         """The depth that brings most tokens per second, if everybody goes as far as that; 0 where none does."""

@@ -47,7 +47,7 @@ class FastTarget(ModelTarget):
 
     def steady(self, batch: Batch) -> bool:
         """Whether a captured round can do this batch: everyone writes, and lanes can hold what decides."""
-        if self.needs.logits or not all(batch.ready) or batch.pending.count(1) < len(batch):
+        if self.needs.logits or not batch.writes:
             return False
         return self._of(batch.requests)[1] and self.book.room(batch.requests)
 

@@ -138,7 +138,7 @@ class Stretches(Fixed):
 
     def budget(self, batch: Batch) -> Budget:
         """The stretch's depth, as far as there is room."""
-        reading = not all(batch.ready) or any(p > 1 for p in batch.pending)
+        reading = not batch.writes
         if not reading:
             self._turn(batch)
         found = super().budget(batch)
