@@ -139,14 +139,6 @@ def test_a_roomier_shape_stands_in_for_one_that_is_seldom_wanted() -> None:
     assert made == ["large", "small", "other", "larger"]
 
 
-def test_a_roomy_shape_is_made_before_those_it_stands_in_for() -> None:
-    replays: Replays[tuple[int, int]] = Replays(None, "test")  # type: ignore[arg-type]
-    assert replays.get((2, 8), lambda s: s, (2, 48)) == (2, 48)
-    assert replays.get((1, 16), lambda s: s, (1, 48)) == (2, 48), "it will do"
-    assert replays.get((4, 8), lambda s: s, (4, 48)) == (4, 48), "for twice as many it will not"
-    assert [replays.get((2, 8), lambda s: s, (2, 48)) for _ in range(PATIENCE)] == [(2, 48)] * (PATIENCE - 1) + [(2, 8)]
-
-
 def test_what_is_roomier() -> None:
     assert within((1, False), (1, True)) and not within((1, True), (2, False)) and not within((2, False), (1, True))
     assert within((1, (2,)), (2, (2,))) and not within((1, (2,)), (2, (1,)))

@@ -20,7 +20,7 @@ from outrider.control.cut import shorten, worth
 from outrider.control.limits import bounds
 from outrider.control.plan import Load, Planner
 from outrider.control.probes import GAP, Allowance
-from outrider.control.rates import Rates, pull
+from outrider.control.rates import EARLY, Rates, estimate, estimates, pull
 from outrider.control.story import Story
 from outrider.control.turns import Turns
 from outrider.drafters import AUTO, pick
@@ -130,9 +130,9 @@ def test_rates_count_only_what_was_put_to_the_test() -> None:
     assert own.tests[:2] == [1, 1] and own.hits == [1, 1, 0, 0] and own.tests[2:] == [1, 0]
     for _ in range(200):
         rates.learn([(own, 2, 4)])
-    estimate = rates.of(own, rates.everybody())
-    assert estimate[0] > 0.95 and estimate[1] > 0.95 and estimate[2] < 0.05
-    fresh = rates.of(rates.track(), rates.everybody())
+    found = estimate(own, rates.beliefs())
+    assert found[0] > 0.95 and found[1] > 0.95 and found[2] < 0.05
+    fresh = estimate(rates.track(), rates.beliefs())
     assert fresh[0] > 0.9 and fresh[2] < 0.1, "a new request is believed to be like the others"
 
 
@@ -141,10 +141,33 @@ def test_a_position_not_reached_comes_to_look_like_the_one_before() -> None:
     own = rates.track()
     for _ in range(5):
         rates.learn([(own, 1, 2)])
-    assert rates.of(own, rates.everybody())[1] < 0.3
+    assert estimate(own, rates.beliefs())[1] < 0.3
     for _ in range(150):
         rates.learn([(own, 1, 1)])
-    assert rates.of(own, rates.everybody())[1] > 0.9
+    assert estimate(own, rates.beliefs())[1] > 0.9
+
+
+def test_who_begins_is_not_taken_for_those_who_are_left_of_a_batch() -> None:
+    """A batch ends with the requests whose guesses come true least. The next one is like the last was at first."""
+    rng, rates = random.Random(5), Rates(3, prior=0.5)
+    batch = [(rates.track(), 0.1 if i < 4 else 0.9) for i in range(32)]
+
+    def hits(chance: float) -> int:
+        return next((i for i in range(3) if rng.random() >= chance), 3)
+
+    for round_ in range(300):
+        writing = batch if round_ < 40 else batch[:4]
+        rates.learn([(track, hits(chance), 3) for track, chance in writing])
+    assert estimate(batch[0][0], rates.beliefs())[0] < 0.3
+    assert rates.beliefs().everybody[0] < 0.3
+    new = rates.track()
+    assert 0.7 < estimate(new, rates.beliefs())[0] < 0.9
+    tracks = [new, batch[0][0], batch[9][0]]
+    for row, track in zip(estimates(tracks, rates.beliefs()), tracks, strict=True):
+        assert row.tolist() == pytest.approx(estimate(track, rates.beliefs()))
+    for _ in range(EARLY):  # one that begins otherwise shows it, and nobody holds what others did against it
+        rates.learn([(new, 0, 3)])
+    assert estimate(new, rates.beliefs())[0] < 0.3
 
 
 def test_requests_that_differ_by_luck_alone_are_taken_for_one_another() -> None:

@@ -6,6 +6,7 @@ Runs on a card, or on CPU under Triton's interpreter (`TRITON_INTERPRET=1`), whe
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from outrider.guard import Guard
 from outrider.loading import start_for
 from outrider.models import fields, hf, rounds, rows
 from outrider.models.quantize import quantize
-from outrider.protocols import Drafter, Needs
+from outrider.protocols import Controller, Drafter, Needs
 from outrider.sampling import TextSampler
 from outrider.scheduler import Scheduler
 from outrider.types import Batch, Finish, Proposal, Request, Scores, Verdict
@@ -76,10 +77,10 @@ class World:
         self.serve(drafter, requests)
         return requests
 
-    def serve(self, drafter: Drafter, requests: list[Request]) -> None:
+    def serve(self, drafter: Drafter, requests: list[Request], control: Callable[[Drafter], Controller] = Fixed) -> None:
         guard = Guard(drafter, self.decoder.vocab_size)
         guard.start(start_for(self.target, drafter, "tiny", None))
-        engine = Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, separate=True), PerRequest(), Fixed(drafter))
+        engine = Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, separate=True), PerRequest(), control(drafter))
         for request in requests:
             engine.add(request)
         while engine.step() is not None:

@@ -12,6 +12,7 @@ from ..types import Batch, Budget, StepEvent
 from .book import Book, State
 from .limits import Shape, bounds
 from .plain import Plain
+from .rates import estimate
 from .shelf import Known
 from .story import Story
 
@@ -36,13 +37,13 @@ class Adaptive(Plain):
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
-        everybody = self._book.accept.everybody()
+        beliefs = self._book.accept.beliefs()
         depths, free, firsts = [], [], []
         for b, request in enumerate(batch.requests):
             low, high = bounds(batch, b, self._shape.depth)
             if high > low:
                 state = self._book.state(request)
-                chances = self._book.accept.of(state.accept, everybody)
+                chances = estimate(state.accept, beliefs)
                 low = min(high, self._next(state, chances))
                 free.append(low)
                 firsts.append(chances[0])

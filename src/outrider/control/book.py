@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..types import Batch, Committed, Finish, Request, StepEvent
 from .costs import bucket
 from .plan import Ints, Load
-from .rates import OWN, Rates, Track, estimates, pull
+from .rates import OWN, Beliefs, Rates, Track, estimate, estimates, pull
 from .shelf import Known
 from .turns import Turns
 
@@ -139,8 +139,8 @@ class Book:
     def _learn(self, event: StepEvent, asked: Asked) -> None:
         """Who was offered guesses, and how many were right."""
         drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
-        everybody = self.accept.everybody()
-        turned = sum(self._turn(s, c, everybody) for s, c, _ in drafted)
+        beliefs = self.accept.beliefs()
+        turned = sum(self._turn(s, c, beliefs) for s, c, _ in drafted)
         self.turned = self.turned or turned > 0
         if turned:
             self.accept.doubt(turned / len(drafted))
@@ -168,7 +168,7 @@ class Book:
     def load(self, batch: Batch, states: Sequence[State], low: Ints, high: Ints) -> Load:
         """A batch with the chances of requests who may look ahead, as they look now."""
         accept, offer, reach = self.accept, self.offer, self.reach
-        common, offered, reached = accept.everybody(), offer.everybody(), reach.everybody()
+        common, offered, reached = accept.beliefs(), offer.beliefs(), reach.beliefs()
         alike, offering = pull([s.accept for s in states]), pull([s.offer for s in states])
         return Load(
             len(batch),
@@ -181,12 +181,12 @@ class Book:
             reach=estimates([s.reach for s in states], reached, offering),
         )
 
-    def _turn(self, state: State, item: Committed, everybody: list[float]) -> bool:
+    def _turn(self, state: State, item: Committed, beliefs: Beliefs) -> bool:
         """Whether a request's text has turned; its record then starts anew."""
         if not item.offered_at:
             return False
         hit = item.accepted > 0
-        since = state.turns.see(self.accept.of(state.accept, everybody)[0], hit)
+        since = state.turns.see(estimate(state.accept, beliefs)[0], hit)
         if since is None:
             return False
         state.accept.renew(since[0] - 1, since[1] - hit)

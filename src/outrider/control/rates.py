@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,12 @@ COMMON = 0.98
 FADE = 0.97
 """What the record of a position is worth after a round that did not reach it. In time it is believed to be like the one before,
 and tried again: bad luck must not shut a depth for good."""
+EARLY = 16
+"""Rounds with guesses in which a request is a newcomer, less so each time. The record of those who write now is, once most of a
+batch have ended, that of the few whose guesses come true least, who need more rounds than others: it says nothing of
+those who begin."""
+NEWER = 0.98
+"""What the record of newcomers is worth after one more observation: some fifty are remembered, of many requests or of few."""
 LASTING = 0.995
 """What the lasting record of first positions is worth after one more round that told something: no pause wears it out."""
 PULL, MOST_PULL = 4.0, 15.0
@@ -34,10 +41,11 @@ EFFECTIVE = 1 + OWN
 
 @dataclass(slots=True)
 class Track:
-    """Weighted counts by position: `tests` and the `hits` among them."""
+    """Weighted counts by position: `tests` and the `hits` among them, in `age` rounds."""
 
     hits: list[float] = field(default_factory=list)
     tests: list[float] = field(default_factory=list)
+    age: int = 0
 
     def renew(self, tests: int, hits: int) -> None:
         """The first position has this record, and no older one; deeper ones count half."""
@@ -54,30 +62,67 @@ class Track:
         return cls([0.0] * positions, [0.0] * positions)
 
 
-class Rates:
-    """Estimates for `positions` positions; `prior` is believed of the first one before anything was seen. `lasting`: tests and
-    hits of the first one since long ago, to which everybody's record fades back while nothing is tried."""
+class Beliefs(NamedTuple):
+    """Chances by position: of those who write now, and of those who begin."""
 
-    def __init__(self, positions: int, prior: float) -> None:
-        self.positions, self.prior = positions, prior
+    everybody: list[float]
+    newcomers: list[float]
+
+
+class Record:
+    """Of many requests together. `lasting`: tests and hits of the first position since long ago, to which the rest fades back
+    while nothing is tried."""
+
+    def __init__(self, positions: int) -> None:
         self.lasting = 0.0, 0.0
-        self._common, self._rested = Track.empty(positions), 0
+        self._lately, self._rested = Track.empty(positions), 0
 
     @property
-    def common(self) -> Track:
-        """Everybody's record, as old as it is now."""
+    def lately(self) -> Track:
+        """The record as old as it is now."""
         if self._rested:
-            self._common.fade(self._rested)
+            self._lately.fade(self._rested)
             self._rested = 0
-        return self._common
-
-    @common.setter
-    def common(self, record: Track) -> None:
-        self._common, self._rested = record, 0
+        return self._lately
 
     def rest(self) -> None:
         """A round that told nothing about anybody."""
         self._rested += 1
+
+    def add(self, seen: Sequence[int], won: Sequence[int], keep: float) -> None:
+        """A round's tests and hits by position; what is older is worth `keep` where there are any."""
+        tests, hits = self.lately.tests, self.lately.hits
+        for i, count in enumerate(seen):
+            share = keep if count else FADE
+            tests[i], hits[i] = share * tests[i] + count, share * hits[i] + won[i]
+        if seen and seen[0]:
+            self.lasting = LASTING * self.lasting[0] + seen[0], LASTING * self.lasting[1] + won[0]
+
+    def doubt(self, share: float) -> None:
+        """For this share of requests it no longer holds."""
+        lately, keep = self.lately, 1.0 - share
+        lately.tests, lately.hits = [keep * n for n in lately.tests], [keep * h for h in lately.hits]
+
+    def chances(self, prior: float) -> list[float]:
+        """By position; one never tested is believed to be like the one before it, the first one like `prior`."""
+        found, prior = [], (self.lasting[1] + WEAK * prior) / (self.lasting[0] + WEAK)
+        for hits, tests in zip(self.lately.hits, self.lately.tests, strict=True):
+            prior = (hits + WEAK * prior) / (tests + WEAK)
+            found.append(prior)
+        return found
+
+
+class Rates:
+    """Estimates for `positions` positions; `prior` is believed of the first one before anything was seen."""
+
+    def __init__(self, positions: int, prior: float) -> None:
+        self.positions, self.prior = positions, prior
+        self.common, self.newcomers = Record(positions), Record(positions)
+
+    def rest(self) -> None:
+        """A round that told nothing about anybody."""
+        self.common.rest()
+        self.newcomers.rest()
 
     def track(self) -> Track:
         """A new request's record."""
@@ -86,47 +131,54 @@ class Rates:
     def learn(self, round_: Iterable[tuple[Track, int, int]]) -> None:
         """One round's outcomes: `(record, hits, tested)`; of `tested` positions the first `hits` succeeded, the next one (if
         there is one) failed, and what comes after was not put to the test."""
-        seen, won = [0] * self.positions, [0] * self.positions
+        seen, won, new, good = ([0] * self.positions for _ in range(4))
         for own, hits, tested in round_:
+            early = own.age < EARLY
+            own.age += tested > 0
             for i in range(min(tested, hits + 1, self.positions)):
                 hit = i < hits
                 own.tests[i] = OWN * own.tests[i] + 1.0
                 own.hits[i] = OWN * own.hits[i] + hit
                 seen[i] += 1
                 won[i] += hit
+                if early:
+                    new[i] += 1
+                    good[i] += hit
             for i in range(min(tested, self.positions), self.positions):
                 own.tests[i] *= FADE
                 own.hits[i] *= FADE
-        tests, good = self.common.tests, self.common.hits
-        for i, count in enumerate(seen):
-            keep = COMMON if count else FADE
-            tests[i] = keep * tests[i] + count
-            good[i] = keep * good[i] + won[i]
-        if seen and seen[0]:
-            self.lasting = LASTING * self.lasting[0] + seen[0], LASTING * self.lasting[1] + won[0]
+        self.common.add(seen, won, COMMON)
+        if any(new):
+            self.newcomers.add(new, good, NEWER ** new[0])
 
     def doubt(self, share: float) -> None:
-        """For this share of requests the record no longer holds."""
-        keep = 1.0 - share
-        self.common = Track([keep * h for h in self.common.hits], [keep * n for n in self.common.tests])
+        """For this share of those who write the record no longer holds."""
+        self.common.doubt(share)
 
     def everybody(self) -> list[float]:
-        """The common estimate by position; one never tested is believed to be like the one before it."""
-        found, prior = [], (self.lasting[1] + WEAK * self.prior) / (self.lasting[0] + WEAK)
-        for hits, tests in zip(self.common.hits, self.common.tests, strict=True):
-            prior = (hits + WEAK * prior) / (tests + WEAK)
-            found.append(prior)
-        return found
+        """The chances of those who write."""
+        return self.common.chances(self.prior)
 
-    def of(self, own: Track, everybody: list[float], pull: float = PULL) -> list[float]:
-        """A request's estimate by position."""
-        return [(h + pull * m) / (n + pull) for h, n, m in zip(own.hits, own.tests, everybody, strict=True)]
+    def beliefs(self) -> Beliefs:
+        """The chances of those who write, and of those who begin: who may be like either is believed the better, since it is soon
+        known which."""
+        everybody, newcomers = self.everybody(), self.newcomers.chances(self.prior)
+        return Beliefs(everybody, list(map(max, everybody, newcomers)))
 
 
-def estimates(tracks: Sequence[Track], everybody: Sequence[float], pull: float = PULL) -> NDArray[np.float64]:
-    """`Rates.of` for several requests, `[N, positions]`."""
+def estimate(own: Track, beliefs: Beliefs, pull: float = PULL) -> list[float]:
+    """A request's chances by position: its record, shrunk to everybody's, or to that of newcomers as long as it is one."""
+    new = max(0.0, 1.0 - own.age / EARLY)
+    pairs = zip(own.hits, own.tests, *beliefs, strict=True)
+    return [(h + pull * (m + new * (b - m))) / (n + pull) for h, n, m, b in pairs]
+
+
+def estimates(tracks: Sequence[Track], beliefs: Beliefs, pull: float = PULL) -> NDArray[np.float64]:
+    """`estimate` for several requests, `[N, positions]`."""
     hits, tests = np.array([t.hits for t in tracks]), np.array([t.tests for t in tracks])
-    return np.asarray((hits + pull * np.array(everybody)) / (tests + pull))
+    new = np.maximum(0.0, 1.0 - np.array([t.age for t in tracks]) / EARLY)[:, None]
+    everybody, newcomers = np.array(beliefs.everybody), np.array(beliefs.newcomers)
+    return np.asarray((hits + pull * (everybody + new * (newcomers - everybody))) / (tests + pull))
 
 
 def pull(tracks: Sequence[Track]) -> float:

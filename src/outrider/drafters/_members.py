@@ -10,7 +10,7 @@ import numpy as np
 
 from ..control.costs import Floats
 from ..control.limits import Shape
-from ..control.rates import Rates, Track
+from ..control.rates import Rates, Track, estimate
 from ..control.streaks import Streaks, Text, previews
 from ..control.tally import Tally
 from ..control.trees import STAYS, Trees
@@ -191,8 +191,8 @@ class Member:
         """Of up to `most` levels as many as bring most tokens per second if it is asked (for a request, or for any), and how many
         that is; the next guesses are as wide as that takes. `passes`: seconds of a pass by the rows of guesses in it; `spent`:
         seconds spent already."""
-        luck, everybody = 1 - self.rates.common.tests[0] / _FEW, self.rates.everybody()
-        own = everybody if request is None else self.rates.of(self.record(request).track, everybody)
+        luck, beliefs = 1 - self.rates.common.lately.tests[0] / _FEW, self.rates.beliefs()
+        own = beliefs.everybody if request is None else estimate(self.record(request).track, beliefs)
         chances = np.maximum(luck, own)[:most]
         levels = np.arange(1.0, len(chances) + 1)
         shape, found = Shape(self.drafter), list[tuple[float, int, float]]()

@@ -110,7 +110,7 @@ class Eagle(Drafter):
         else:
             pack(self.net)
         self._kv = KnownKV(self.net, self.pool, self.climbs)
-        self.climber = Climber(self.net, start.sampler, start.vocab_size, ids, width)
+        self.climber, self.chain = (Climber(self.net, start.sampler, start.vocab_size, ids, k) for k in (width, 1))
 
     def _bound(self, most: int) -> None:
         """No more levels than a replay has room for."""
@@ -155,11 +155,13 @@ class Eagle(Drafter):
     def _part(self, batch: Batch, budget: Budget, members: list[int], drawn: bool) -> Part:
         """Guesses for requests that are all drawn for, or all not."""
         limits = Limits(tuple(budget.depth[b] for b in members), tuple(budget.nodes[b] for b in members))
-        ground = self._read([batch.requests[b] for b in members], self.climber.fed(max(limits.depths)))
-        width = self.climber.width
+        linear = all(n <= d for d, n in zip(limits.depths, limits.nodes, strict=True))  # fed one node a level, not k
+        climber = self.chain if linear and not drawn else self.climber
+        ground = self._read([batch.requests[b] for b in members], climber.fed(max(limits.depths)))
+        width = climber.width
         chain = width == 1
-        tokens, parents, sizes = (self.climber.strands if chain or drawn else self.climber.branching)(ground, limits)
-        hope = self.climber.hope
+        tokens, parents, sizes = (climber.strands if chain or drawn else climber.branching)(ground, limits)
+        hope = climber.hope
         self._hopes |= {batch.requests[b].id: None if hope is None else hope[c] for c, b in enumerate(members)}
         most = [width * d if chain or drawn else width + (d - 1) * width**2 for d in limits.depths]
         widths = tuple(min(n, m) for n, m in zip(limits.nodes, most, strict=True))
@@ -185,7 +187,7 @@ class Eagle(Drafter):
             self._pasts[request.id].read(missing(request))
         if self._lags is not None:
             self._lags.read(requests)
-        return Part(tuple(members), *made, climbs.widths(asked), climbs.width == 1)
+        return Part(tuple(members), *made, climbs.widths(asked), climbs.linear(asked))
 
     def _levels(self, batch: Batch, b: int, budget: Budget) -> int:
         """How far to look ahead as one replay: no further than what is fed has room, since more levels launch by launch take far

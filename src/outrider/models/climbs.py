@@ -9,7 +9,7 @@ committed one, where the next round's true states write over it. Nothing of a gu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -25,11 +25,12 @@ from .rounds import GUESSING, LENGTHS, bucket
 from .rows import Rows, tiles_of
 
 FRESH = (8, 16, 48)
-"""Tokens to be read per request, at most."""
+"""Tokens to be read per request, at most: in the round after one with so many guesses, and after many plain ones."""
 
 
 class Shape(NamedTuple):
-    """`requests` B, `fresh` tokens M, `depth` D, `width` k, a bound on sequence lengths, whether any request filters."""
+    """`requests` B, `fresh` tokens M, `depth` D, `width` k, a bound on sequence lengths, whether any request filters, and what is
+    done: one `kind` does not stand in for another."""
 
     requests: int
     fresh: int
@@ -37,6 +38,7 @@ class Shape(NamedTuple):
     width: int
     longest: int
     filters: bool
+    kind: type[Climb]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,12 @@ class Climbs:
 
     def widths(self, asked: Sequence[Asked]) -> tuple[int, ...]:
         """Host bounds of how many guesses there are."""
-        return tuple(min(a.nodes, self.offered(a.depth)) for a in asked)
+        width = 1 if self.linear(asked) else self.width
+        return tuple(min(a.nodes, offered(a.depth, width)) for a in asked)
 
-    def offered(self, depth: int) -> int:
-        """Nodes that so many levels offer."""
-        return self.width + (depth - 1) * self.width**2
+    def linear(self, asked: Sequence[Asked]) -> bool:
+        """Whether guesses are chains: nobody may have more nodes than levels, and a chain is fed one node a level, not k."""
+        return self.width == 1 or all(a.nodes <= a.depth for a in asked)
 
     @property
     def most(self) -> int:
@@ -94,17 +97,36 @@ class Climbs:
     def climb(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor] | None:
         """Tokens and parents `[C, N]` and sizes `[C]` on the device, which the next climb overwrites; None where it cannot be
         captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed."""
+        depth, chain = max(a.depth for a in asked), self.linear(asked)
+        fresh = bucket(min(depth + 1, FRESH[-1]), FRESH)  # what a round with as many guesses leaves to be read
+        if fresh is not None and max(a.unread for a in asked) > fresh:
+            if not self.read(asked):
+                return None
+            asked = [replace(a, states=None if a.states is None else a.states[-1:], unread=1) for a in asked]
+        return self._play(asked, fresh, depth, Strand if chain else Branching)
+
+    def read(self, asked: Sequence[Asked]) -> bool:
+        """Make KV of all that is unread, and no guesses; whether it could be done."""
+        return self._play(asked, FRESH[-1], 1, Reading) is not None
+
+    def _play(
+        self, asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
         requests = [a.request for a in asked]
-        depth, unread = max(a.depth for a in asked), max(a.unread for a in asked)
-        fresh = bucket(min(unread, FRESH[-1]), FRESH)
-        longest = bucket(max(len(r.tokens) + r.flying for r in requests) + depth + unread, LENGTHS)
+        ahead = max(a.unread for a in asked) + depth
+        longest = bucket(max(len(r.tokens) + r.flying for r in requests) + ahead, LENGTHS)
         count = bucket(len(requests), GUESSING)
         if fresh is None or longest is None or count is None:
             return None
-        shape = Shape(count, fresh, depth, self.width, longest, any(map(filters, requests)))
-        roomy = shape._replace(fresh=FRESH[-1]) if count > 1 else None  # how much is unread in a trial is never the same
-        made = self.replays.get(shape, lambda s: (Strand if self.width == 1 else Branching)(s, self), roomy)
+        width = self.width if kind is Branching else 1
+        shape = Shape(count, fresh, depth, width, longest, any(map(filters, requests)), kind)
+        made = self.replays.get(shape, lambda s: s.kind(s, self))
         return None if made is None else made.play(asked, self.stage.book.take(requests))
+
+
+def offered(depth: int, width: int) -> int:
+    """Nodes that so many levels offer."""
+    return width + (depth - 1) * width**2
 
 
 class Climb:
@@ -115,7 +137,7 @@ class Climb:
         from ..kernels.choose import Work
         from ..kernels.climb import HEAD, Stand
 
-        self.shape, self.owner, self.nodes = shape, owner, owner.offered(shape.depth)
+        self.shape, self.owner, self.nodes = shape, owner, offered(shape.depth, shape.width)
         self.longest = shape.longest + shape.depth  # where this stands in for a shape with fewer levels
         net, device = owner.net, owner.net.device
         b, fresh, k = shape.requests, shape.fresh, shape.width
@@ -182,6 +204,11 @@ class Climb:
 
     def _read(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """KV of what is new; state and scores of the last of it, `[B, .]`."""
+        query, rows, residual = self._store(table)
+        return self.owner.net.leave(query[self.ends], rows, residual[self.ends])
+
+    def _store(self, table: Tensor) -> tuple[Tensor, Rows, Tensor]:
+        """KV of what is new; its queries, where those of the last of it look, and the residual."""
         from ..kernels import climb
         from ..kernels.attention import Where
 
@@ -190,8 +217,7 @@ class Climb:
         x, residual = net.enter(net.net.fuse(self.states), stand.token)
         where = Where(stand.attend[self.ends], stand.known, self.nothing, table, self.tiles[0], self.longest)
         rows = Rows(stand.token, stand.position, stand.write, where, False, False, self.longest)
-        query = net.project(x, rows)
-        return net.leave(query[self.ends], rows, residual[self.ends])
+        return net.project(x, rows), rows, residual
 
     def _feed(self, hidden: Tensor, node: Node, level: int, table: Tensor) -> tuple[Tensor, Tensor]:
         """State and scores `[B k, .]` of the nodes that are fed at a level."""
@@ -223,6 +249,17 @@ class Node(NamedTuple):
     token: Tensor
     source: Tensor | None
     path: Tensor
+
+
+class Reading(Climb):
+    """No guesses: KV of what is new, and nothing else."""
+
+    def _guess(self, hidden: Tensor, logits: Tensor, table: Tensor) -> None:
+        """There are none."""
+
+    def _read(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        query, _, residual = self._store(table)
+        return query, residual
 
 
 class Strand(Climb):

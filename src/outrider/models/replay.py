@@ -57,30 +57,28 @@ class Replays(Generic[T]):
         self._made: dict[tuple[Any, ...], T] = {}
         self._wanted = Counter[tuple[Any, ...]]()
 
-    def get(self, shape: S, make: Callable[[S], T], roomy: S | None = None) -> T | None:
-        """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither (first a
-        `roomy` one, which will do for many), None where it cannot be."""
+    def get(self, shape: S, make: Callable[[S], T]) -> T | None:
+        """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither, None
+        where it cannot be."""
         if self.off:
             return None
-        exact = shape
         if shape not in self._made and self._wanted[shape] < PATIENCE:
             self._wanted[shape] += 1
-            shape = cast(S, min((s for s in self._made if within(shape, s)), default=roomy or shape))
+            shape = cast(S, min((s for s in self._made if within(shape, s)), default=shape))
         found = self._made.pop(shape, None)
         if found is None:
             if len(self._made) >= MOST:
                 del self._made[next(iter(self._made))]
-            new = self._new(make, shape, exact)
-            if new is None:
+            found = self._new(make, shape)
+            if found is None:
                 return None
-            shape, found = new
         self._made[shape] = found
         return found
 
-    def _new(self, make: Callable[[S], T], shape: S, smaller: S) -> tuple[S, T] | None:
-        """What is made for a shape, or for a `smaller` one where there is no memory for it, and for which."""
+    def _new(self, make: Callable[[S], T], shape: S) -> T | None:
+        """What is made for a shape; where there is no memory for it, once all others are gone."""
         try:
-            return shape, make(shape)
+            return make(shape)
         except torch.OutOfMemoryError:
             self._made.clear()
             self.stage.machine.forget()
@@ -88,7 +86,7 @@ class Replays(Generic[T]):
             self._stop(str(error).splitlines()[0])
             return None
         try:
-            return smaller, make(smaller)
+            return make(shape)
         except torch.OutOfMemoryError:
             self._stop("there is no memory for it")
             return None
