@@ -33,6 +33,8 @@ SECONDS, WHOLE = 4.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
 """A round counts for at most so many seconds: the rest is compiling."""
+ROWS = 512
+"""Rows from which on only chains are rehearsed: wider guesses of as many requests do not pay."""
 SLACK = 16
 """Tokens that those write whose prompt is read first."""
 SHORTER, KINDS = 9, 8
@@ -110,19 +112,22 @@ class Rehearsal:
 
     def whole(self) -> int:
         """All depths for all sizes of batches; how many sizes there was time and memory for."""
-        scenes = [Scene(0, 1.0, PLAIN), *self._scenes(self.depths, ROUNDS)]
-        return self._ended([self._play(size, scenes) for size in self.sizes if self._goes_on])
+        plain = Scene(0, 1.0, PLAIN)
+        played = (self._play(size, [plain, *self._scenes(size, self.depths, ROUNDS)]) for size in self.sizes if self._goes_on)
+        return self._ended(list(played))
 
     def again(self) -> int:
         """What was used since the last rehearsal, once: it has to be captured anew. The least guesses always are: what is read
         now and then, though nobody guesses, goes the same way."""
         stalls = self.drill.known.stalls
         used = {size: [d for d in self.depths if d == 1 or stalls.used(size, d)] for size in self.sizes}
-        scenes = {size: [CALM, *self._scenes(depths, 1)] for size, depths in used.items()}
+        scenes = {size: [CALM, *self._scenes(size, depths, 1)] for size, depths in used.items()}
         return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
 
-    def _scenes(self, depths: Sequence[int], rounds: int) -> list[Scene]:
-        return [Scene(depth, width, rounds) for depth in depths for width in self.drill.widths]
+    def _scenes(self, size: int, depths: Sequence[int], rounds: int) -> list[Scene]:
+        least = self.drill.widths[0]
+        pairs = [(depth, width) for depth in depths for width in self.drill.widths]
+        return [Scene(d, w, rounds) for d, w in pairs if w == least or size * (1 + d * w) <= ROWS]
 
     @property
     def _goes_on(self) -> bool:

@@ -138,3 +138,23 @@ def test_a_stalled_trial_is_no_price_for_controllers_to_come() -> None:
     for _ in range(7):
         allowance.pay(0.5, 0.0, batch=16)
     assert not later.affords(0.01, 16) and later.affords(0.01, 1), "what trials took is known by size of batch"
+
+
+def test_chains_of_a_drafter_of_trees_have_prices_of_their_own() -> None:
+    """Where they are fed one node a level, they take less."""
+    made = Costs()
+    made.add_draft(4, 3, 3e-4)
+    made.add_wait(4, 3, 1e-4)
+    assert made.guessing(4, 4, 3, chain=True) == made.guessing(4, 4, 3) == pytest.approx(4e-4), "nothing else is known"
+    made.add_draft(4, 3, 1e-4, chain=True)
+    made.add_wait(4, 3, 0.0, chain=True)
+    assert made.guessing(4, 4, 3) == pytest.approx(4e-4) and made.guessing(4, 4, 3, chain=True) == pytest.approx(1e-4)
+    for rows in (4, 8, 16, 64):
+        made.add_verify(4, rows, 1e-3 * (1 + 0.005 * rows))
+    trees = Trees(2.0)
+    load = Load(4, 4, 4, np.full((4, 3), 0.9), np.ones((4, 3)), np.zeros(4, np.int64), np.full(4, 3), width=2.0)
+    assert trees.choose(load, made).load.chain and trees.linear, "which decides here"
+    made.add_draft(4, 3, 1e-6)
+    made.add_wait(4, 3, 0.0)
+    even = Trees(2.0)
+    assert not even.choose(load, made).load.chain

@@ -41,7 +41,7 @@ class Asked:
     """A round's budget, as it was asked for: `depths` by request, the `deepest` of them, how many requests were `drafted` for;
     `probes`: indices of requests that are only tried; `steady`:
     all who were drafted for had been in the round before, so that the time taken is not that of catching up; `ahead`: it was
-    launched before the round before it was read; `early`: before that was told, at least;
+    launched before the round before it was read; `early`: before that was told, at least; `chain`: as for `Costs`;
     `foreseen`: its guesses were known beforehand (`foresight.py`), and so many tokens `promised` by them."""
 
     ids: tuple[int, ...]
@@ -54,12 +54,14 @@ class Asked:
     early: bool = False
     foreseen: bool = False
     promised: float = 0.0
+    chain: bool = False
 
     def like(self, other: Asked | None) -> bool:
         """Whether another round was asked for the same, as far as time is concerned."""
         if other is None:
             return False
-        return self.deepest == other.deepest and bucket(self.drafted) == bucket(other.drafted)
+        form = self.deepest, bucket(self.drafted), self.chain
+        return form == (other.deepest, bucket(other.drafted), other.chain)
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class Book:
         probes: frozenset[int] = frozenset(),
         ahead: bool = False,
         foreseen: bool = False,
+        chain: bool = False,
     ) -> None:
         """Note what this round asks for."""
         steady = True
@@ -111,7 +114,8 @@ class Book:
             steady = steady and state.drafted == self.round - 1
             state.drafted = self.round
         ids, early, deepest = tuple([r.id for r in batch.requests]), len(self.open) > 0, max(depths, default=0)
-        self.open.append(Asked(ids, tuple(depths), deepest, len(drafted), probes, steady, ahead, early, foreseen))
+        asked = Asked(ids, tuple(depths), deepest, len(drafted), probes, steady, ahead, early, foreseen, chain=chain)
+        self.open.append(asked)
         self.round, self.going = self.round + 1, deepest > 0
         if self.round % _TIDY == 0:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}

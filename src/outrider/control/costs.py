@@ -207,14 +207,15 @@ class Costs:
     are launched before the one before was read, which hides most of the rest: then only those tell what it takes. Rounds with
     guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for. `steady`: passes
     take what they take, by a device's own clock: one size tells less of another (a few rows more may mean a larger graph), and
-    passes without guesses, which have graphs of their own, tell nothing of those with few."""
+    passes without guesses, which have graphs of their own, tell nothing of those with few. `chain`: of a drafter of trees,
+    guesses that are chains, which may be made in another way; what is known of one kind alone holds for both."""
 
     def __init__(self) -> None:
         self._plain: dict[int, Curve] = {}
         self._verify: dict[int, Curve] = {}
-        self._draft: dict[int, Curve] = {}
+        self._draft: tuple[dict[int, Curve], dict[int, Curve]] = {}, {}
         self._other: dict[int, deque[float]] = {}
-        self._wait: dict[int, Curve] = {}
+        self._wait: tuple[dict[int, Curve], dict[int, Curve]] = {}, {}
         self.ahead = self.steady = False
 
     def add_verify(self, batch: int, rows: int, seconds: float) -> None:
@@ -224,9 +225,9 @@ class Costs:
         if size in others:
             others[size].move(moved)
 
-    def add_draft(self, batch: int, depth: int, seconds: float) -> None:
+    def add_draft(self, batch: int, depth: int, seconds: float, chain: bool = False) -> None:
         """`batch`: how many requests were drafted for, `depth`: levels asked for."""
-        self._draft.setdefault(bucket(batch), Curve(anchored=True)).add(depth, seconds)
+        self._draft[chain].setdefault(bucket(batch), Curve(anchored=True)).add(depth, seconds)
 
     def add_other(self, batch: int, seconds: float, ahead: bool = False) -> None:
         if ahead and not self.ahead:
@@ -234,11 +235,11 @@ class Costs:
             self.ahead = True
         self._other.setdefault(bucket(batch), deque(maxlen=WINDOW)).append(seconds)
 
-    def add_wait(self, batch: int, depth: int, seconds: float) -> None:
+    def add_wait(self, batch: int, depth: int, seconds: float, chain: bool = False) -> None:
         """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one. In crowds somebody
         ends every few rounds, after which none can be launched ahead."""
         mean = frequent if batch > CROWD else robust
-        self._wait.setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
+        self._wait[chain].setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
 
     def verify(self, batch: int, rows: Floats) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
@@ -255,13 +256,14 @@ class Costs:
         """Seconds of one pass without guesses."""
         return float(self.verify(batch, np.array([float(rows)]))[0])
 
-    def drafts(self, batch: int, depths: Floats) -> Floats:
+    def drafts(self, batch: int, depths: Floats, chain: bool = False) -> Floats:
         """Seconds of drafting so many levels for `batch` requests; 0 while nothing is known."""
-        return _borrowed(self._draft, bucket(batch), depths) if self._draft else np.zeros_like(depths)
+        curves = self._draft[chain] or self._draft[not chain]
+        return _borrowed(curves, bucket(batch), depths) if curves else np.zeros_like(depths)
 
-    def draft(self, batch: int, depth: int) -> float:
+    def draft(self, batch: int, depth: int, chain: bool = False) -> float:
         """The same for one depth."""
-        return float(self.drafts(batch, np.array([float(depth)]))[0]) if depth > 0 and batch > 0 else 0.0
+        return float(self.drafts(batch, np.array([float(depth)]), chain)[0]) if depth > 0 and batch > 0 else 0.0
 
     def other(self, batch: int) -> float:
         """Seconds of a round outside drafting and verifying."""
@@ -269,22 +271,23 @@ class Costs:
             return 0.0
         return robust(self._other[min(self._other, key=lambda k: abs(k - bucket(batch)))])
 
-    def waits(self, batch: int, depths: Floats) -> Floats:
+    def waits(self, batch: int, depths: Floats, chain: bool = False) -> Floats:
         """Seconds that guesses to such depths add beside drafting and verifying; of larger batches than any seen, more in
         proportion."""
-        if not self._wait:
+        curves = self._wait[chain] or self._wait[not chain]
+        if not curves:
             return np.zeros_like(depths)
         size = bucket(batch)
-        nearest = min(self._wait, key=lambda k: abs(k - size))
-        return np.maximum(0.0, self._wait[nearest].read(depths)) * 2.0 ** max(0, size - nearest) * (depths > 0)
+        nearest = min(curves, key=lambda k: abs(k - size))
+        return np.maximum(0.0, curves[nearest].read(depths)) * 2.0 ** max(0, size - nearest) * (depths > 0)
 
-    def wait(self, batch: int, depth: int) -> float:
+    def wait(self, batch: int, depth: int, chain: bool = False) -> float:
         """The same for one depth."""
-        return float(self.waits(batch, np.array([float(depth)]))[0])
+        return float(self.waits(batch, np.array([float(depth)]), chain)[0])
 
-    def guessing(self, batch: int, drafted: int, depth: int) -> float:
+    def guessing(self, batch: int, drafted: int, depth: int, chain: bool = False) -> float:
         """Seconds that guesses to this depth for `drafted` of `batch` requests add beside their rows."""
-        return self.draft(drafted, depth) + self.wait(batch, depth) if drafted else 0.0
+        return self.draft(drafted, depth, chain) + self.wait(batch, depth, chain) if drafted else 0.0
 
     @property
     def measured(self) -> bool:
@@ -294,7 +297,7 @@ class Costs:
     @property
     def tried(self) -> bool:
         """Whether it is known what drafting takes, at least for some depth."""
-        return bool(self._draft)
+        return any(self._draft)
 
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:

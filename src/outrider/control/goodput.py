@@ -119,7 +119,7 @@ class Goodput:
             self._stalls.use(len(batch), max(depths))
             self._trees.used()
         self._judge.tick(len(batch))
-        self._book.ask(batch, depths, probes, batch.blind, foreseen)
+        self._book.ask(batch, depths, probes, batch.blind, foreseen, any(depths) and self._trees.linear)
         return self._shape.budget(batch, depths, self._trees.now)
 
     @property
@@ -201,7 +201,7 @@ class Goodput:
         if not known and asked.deepest:
             return False
         usual = (
-            self._usual.seconds(self._book.round, batch, event.rows, asked.drafted, asked.deepest)
+            self._usual.seconds(self._book.round, batch, event.rows, asked.drafted, asked.deepest, asked.chain)
             if known
             else event.verify_seconds + LEAST / SPIKE
         )
@@ -213,7 +213,7 @@ class Goodput:
         elif asked.deepest:
             self._stalls.saw(batch, asked.deepest, wall - usual)
             if not self.costs.tried:  # better a rough price than none
-                self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual))
+                self.costs.add_draft(asked.drafted, asked.deepest, min(event.draft_seconds, usual), asked.chain)
         return True
 
     def _learn(self, asked: Asked, event: StepEvent, wall: float, alone: bool) -> None:
@@ -227,7 +227,7 @@ class Goodput:
             drafting = min(event.draft_seconds, rest) if known else event.draft_seconds
             self._book_drafting(asked, drafting)
             if known:
-                costs.add_wait(batch, asked.deepest, rest - drafting)
+                costs.add_wait(batch, asked.deepest, rest - drafting, asked.chain)
         elif costs.ahead and not asked.ahead:  # it might have been, and was not since a trial was due, or had been
             self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)), batch)
         elif not (asked.ahead and alone):
@@ -349,7 +349,7 @@ class Goodput:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest = sum(d > 0 for d in depths), max(depths)
-        before = costs.plain(size, rows) + costs.guessing(size, others, deepest)
+        before = costs.plain(size, rows) + costs.guessing(size, others, deepest, self._trees.linear)
         b = min(due)[1]
         depth = limits[b][1] if self._paced and size > 1 else self._stalls.least(size, limits[b][1])
         if size == 1:
@@ -366,8 +366,8 @@ class Goodput:
 
     def _trial(self, size: int, rows: int, drafted: tuple[int, int], depth: int, deepest: int = 0) -> float:
         """Seconds of a round in which, beside those who guess anyhow up to `deepest`, some more do: `drafted` says how many."""
-        rows_after = rows + round(drafted[1] * depth * self._trees.now)
-        return self.costs.plain(size, rows_after) + self.costs.guessing(size, sum(drafted), max(depth, deepest))
+        beside = self.costs.guessing(size, sum(drafted), max(depth, deepest), self._trees.linear)
+        return self.costs.plain(size, rows + round(drafted[1] * depth * self._trees.now)) + beside
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool, joined: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
@@ -378,8 +378,8 @@ class Goodput:
         tokens = sum(len(item.tokens) for item in items)
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
-        without = self.costs.plain(batch, rows) + self.costs.guessing(batch, len(others), max(others, default=0))
-        without += self.costs.other(batch)
+        guessing = self.costs.guessing(batch, len(others), max(others, default=0), asked.chain)
+        without = self.costs.plain(batch, rows) + guessing + self.costs.other(batch)
         extra = wall - without
         gain = won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch, joined)
@@ -395,6 +395,6 @@ class Goodput:
                 self._eager = self._eager or state.eager
 
     def _book_drafting(self, asked: Asked, seconds: float) -> None:
-        known = self._book.caught_up(asked)
-        if known or (self.costs.tried and seconds < self.costs.draft(asked.drafted, asked.deepest)):  # catching up takes longer
-            self.costs.add_draft(asked.drafted, asked.deepest, seconds)
+        known, costs, shape = self._book.caught_up(asked), self.costs, (asked.drafted, asked.deepest)
+        if known or (costs.tried and seconds < costs.draft(*shape, asked.chain)):  # catching up takes longer
+            costs.add_draft(*shape, seconds, asked.chain)

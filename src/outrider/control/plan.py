@@ -7,8 +7,10 @@ tokens per second wins. A request's chances fall with depth, so a prefix is a de
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 from .costs import Costs, Floats, bucket
 
 Ints = NDArray[np.int64]
+Way = tuple[int, NDArray[np.intp], int]
+"""A limit on depth, guesses in the order in which they are admitted, and how many of them are free."""
 MANY = 32
 """Requests from which on not every depth is weighed."""
 
@@ -26,7 +30,8 @@ class Load:
     requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
     bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
     before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
-    drafter itself goes no deeper than it pays, so that it is let or not. `open`: depths that may be used at all (None: any)."""
+    drafter itself goes no deeper than it pays, so that it is let or not. `open`: depths that may be used at all (None: any).
+    `chain`: of a drafter of trees, guesses are to be chains."""
 
     batch: int
     ready: int
@@ -39,6 +44,7 @@ class Load:
     reach: Floats | None = None
     paced: bool = False
     open: frozenset[int] | None = None
+    chain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,8 @@ class Planner:
     def drafting(self) -> Floats:
         """Seconds `[size classes of those drafted for, D + 1]` that guesses add beside their rows, by depth."""
         classes, load = range(bucket(len(self.load.high)) + 1), self.load
-        table = np.stack([self.costs.drafts(1 << k, self._levels) for k in classes])
-        return table * (self._levels > 0) + self.costs.waits(load.batch, self._levels)
+        table = np.stack([self.costs.drafts(1 << k, self._levels, load.chain) for k in classes])
+        return table * (self._levels > 0) + self.costs.waits(load.batch, self._levels, load.chain)
 
     def best(self) -> Plan:
         """The depths with most tokens per second. Forced depths (`low`) are always in."""
@@ -87,45 +93,49 @@ class Planner:
         most = int(high.max(initial=0))
         worth = limits(most, len(high)) if self.load.open is None else self.load.open
         allowed = {most} if self.load.paced else set(range(1, most + 1))
-        for limit in sorted(allowed.intersection(worth)):
-            plan = self._up_to(limit)
-            if plan is not None and plan.speed > found.speed:
+        ways = [way for limit in sorted(allowed.intersection(worth)) if (way := self._way(limit)) is not None]
+        for way, totals in zip(ways, self._totals([order for _, order, _ in ways]), strict=True):
+            plan = self._along(way, *totals)
+            if plan.speed > found.speed:
                 found = plan
         return found
 
     def value(self, depths: Ints) -> Plan:
         """What given depths are worth."""
         order = np.flatnonzero((self._level < depths[:, None]).ravel())
-        tokens, seconds = self._totals(order)
-        drafting = self.costs.guessing(self.load.batch, int((depths > 0).sum()), int(depths.max(initial=0)))
+        [(tokens, seconds)] = self._totals([order])
+        deepest, chain = int(depths.max(initial=0)), self.load.chain
+        drafting = self.costs.guessing(self.load.batch, int((depths > 0).sum()), deepest, chain)
         return Plan(tuple(depths.tolist()), float(tokens[-1] / (seconds[-1] + drafting)))
 
     def _alone(self, high: int) -> Plan:
         """One free request: its depths in a row."""
-        tokens, seconds = self._totals(np.arange(high))
+        [(tokens, seconds)] = self._totals([np.arange(high)])
         levels = np.arange(high + 1.0)
-        speed = tokens / (seconds + self.costs.drafts(1, levels) + self.costs.waits(1, levels))
+        chain = self.load.chain
+        speed = tokens / (seconds + self.costs.drafts(1, levels, chain) + self.costs.waits(1, levels, chain))
         if self.load.open is not None:
             speed = np.where([k == 0 or k in self.load.open for k in range(high + 1)], speed, 0.0)
         depth = int(speed.argmax())
         return Plan((high if depth and self.load.paced else depth,), float(speed[depth]))
 
-    def _up_to(self, limit: int) -> Plan | None:
-        """The best plan whose free depths are at most `limit`."""
+    def _way(self, limit: int) -> Way | None:
+        """In which order guesses are admitted whose depths are at most `limit`; None where none are free."""
         load = self.load
-        count, positions = load.accept.shape
         forced = (self._level < load.low[:, None]).ravel()
         free = (self._level < np.minimum(load.high, limit)[:, None]).ravel() & ~forced
         chosen = self._order[free[self._order]]
-        if not len(chosen):
-            return None
-        order = np.concatenate([np.flatnonzero(forced), chosen])
-        tokens, seconds = self._totals(order)
+        return (limit, np.concatenate([np.flatnonzero(forced), chosen]), len(chosen)) if len(chosen) else None
+
+    def _along(self, way: Way, tokens: Floats, seconds: Floats) -> Plan:
+        """The best plan on the way, of whose prefixes tokens and seconds are known."""
+        (limit, order, free), load = way, self.load
+        count, positions = load.accept.shape
+        chosen, start = order[len(order) - free :], len(order) - free + 1
         deepest = max(limit, int(load.low.max(initial=0)))
         fresh = (chosen % positions == 0) & (load.low[chosen // positions] == 0)
         drafted = int((load.low > 0).sum()) + np.cumsum(fresh)
         size = np.ceil(np.log2(np.maximum(1, drafted))).astype(np.int64)
-        start = len(order) - len(chosen) + 1
         speed = tokens[start:] / (seconds[start:] + self.drafting[size, deepest])
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
@@ -133,17 +143,33 @@ class Planner:
             return self.value(np.where(taken > 0, np.maximum(load.low, load.high), load.low))
         return Plan(tuple(taken.tolist()), float(speed[at]))
 
-    def _totals(self, order: NDArray[np.intp]) -> tuple[Floats, Floats]:
-        """Expected tokens, and seconds without drafting, of every prefix of the guesses in `order` (the empty one first)."""
-        load = self.load
-        tokens = load.ready + np.concatenate([[0.0], np.cumsum(self._value[order])])
+    def _totals(self, orders: Sequence[NDArray[np.intp]]) -> list[tuple[Floats, Floats]]:
+        """Expected tokens, and seconds without drafting, of every prefix of the guesses in each of `orders` (the empty one
+        first)."""
+        if not orders:
+            return []
+        load, none = self.load, [0.0]
+        tokens = [load.ready + np.concatenate([none, np.cumsum(self._value[order])]) for order in orders]
         if load.batch == 1:  # rows are offered or not: an average over pass times, not the time of an average pass
-            full = self.costs.verify(1, load.rows + load.width * np.arange(len(order) + 1.0))
-            passes = full[0] + np.concatenate([[0.0], np.cumsum(self._rows[order] * np.diff(full))])
+            fulls = [self.costs.verify(1, load.rows + load.width * np.arange(len(order) + 1.0)) for order in orders]
+            pairs = zip(orders, fulls, strict=True)
+            passes = [f[0] + np.concatenate([none, np.cumsum(self._rows[order] * np.diff(f))]) for order, f in pairs]
         else:
-            rows = load.rows + load.width * np.concatenate([[0.0], np.cumsum(self._rows[order])])
-            passes = self.costs.verify(load.batch, rows)
-        return tokens, passes + self._other
+            rows = [np.concatenate([none, np.cumsum(self._rows[order])]) for order in orders]
+            ends = list(accumulate(map(len, rows)))[:-1]
+            passes = np.split(self.costs.verify(load.batch, load.rows + load.width * np.concatenate(rows)), ends)
+        return [(some, seconds + self._other) for some, seconds in zip(tokens, passes, strict=True)]
+
+
+def alike(load: Load, costs: Costs) -> float:
+    """Tokens per second if everybody looked as far ahead as pays best, and was like the mean of them: an impression."""
+    count, levels = len(load.high), np.arange(1.0, load.accept.shape[1] + 1)
+    offered = np.cumprod(load.offer.mean(axis=0))
+    value = np.minimum(offered, np.cumprod((load.accept * (load.offer if load.reach is None else load.reach)).mean(axis=0)))
+    rows = load.rows + count * load.width * np.cumsum(offered)
+    drafting = costs.drafts(count, levels, load.chain) + costs.waits(load.batch, levels, load.chain)
+    seconds = costs.verify(load.batch, rows) + drafting + costs.other(load.batch)
+    return float(((load.ready + count * np.cumsum(value)) / seconds).max())
 
 
 def limits(most: int, requests: int = 1) -> list[int]:

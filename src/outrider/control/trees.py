@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, takewhile
 
-from .costs import Costs, Floats, bucket
-from .plan import Load, Planner
+from .costs import CROWD, Costs, Floats, bucket
+from .plan import Load, Planner, alike
 
 STEEP = 0.5
 """How misses fall with the number of nodes a level: 15 nodes on 5 levels miss a third less often than 5 on 5 do."""
@@ -34,6 +34,15 @@ class Trees:
         self.widths = (full,) if fixed else (*narrower, full)
         self._of: dict[int, tuple[float, int]] = {}
 
+    def chain(self, width: float) -> bool:
+        """Whether guesses of this width are chains, of a drafter that makes others, too."""
+        return width == 1.0 < self.full
+
+    @property
+    def linear(self) -> bool:
+        """Whether those of the next round are chains."""
+        return self.chain(self.now)
+
     def whole(self) -> None:
         """The next round has as many nodes as there may be."""
         self.now = self.full
@@ -47,7 +56,13 @@ class Trees:
         size = bucket(load.batch)
         self.now, plans = self._of.get(size, (self.full, 0))
         planner = Planner(self._load(load, self.now), costs)
-        if len(self.widths) > 1 and plans % SOME == 0:
+        if len(self.widths) > 1 and plans % SOME == 0 and load.batch > CROWD:  # weighing all takes long
+            found = {
+                width: alike(self._load(load, width), costs) * (STAYS if width == self.now else 1.0) for width in self.widths
+            }
+            self.now = max(self.widths, key=found.__getitem__)
+            planner = Planner(self._load(load, self.now), costs)
+        elif len(self.widths) > 1 and plans % SOME == 0:
             best = STAYS * planner.best().speed
             for width, other in self._others(load, costs):
                 speed = other.best().speed
@@ -61,8 +76,10 @@ class Trees:
 
     def _load(self, load: Load, width: float) -> Load:
         """A load measured under the widths of late, as it would be with another one."""
-        rows = max(1.0, min(load.width * width / self._mean, width))
-        return load if width == self._mean else replace(load, accept=self.chances(load.accept, width), width=rows)
+        rows, chain = max(1.0, min(load.width * width / self._mean, width)), self.chain(width)
+        if width == self._mean:
+            return load if load.chain == chain else replace(load, chain=chain)
+        return replace(load, accept=self.chances(load.accept, width), width=rows, chain=chain)
 
     def chances(self, accept: Floats, width: float) -> Floats:
         """Chances of acceptance that were measured under the widths of late, as they would be with another one."""

@@ -22,7 +22,7 @@ from .rounds import Machine
 
 T = TypeVar("T")
 S = TypeVar("S", bound=tuple[Any, ...])
-MOST = 64
+MOST = 96
 """Shapes that a drafter keeps captured at once."""
 PATIENCE = 64
 """Times that a shape not captured yet is wanted, and a roomier one that is captured played in its place."""
