@@ -212,18 +212,18 @@ class Costs:
 
     def __init__(self) -> None:
         self._plain: dict[int, Curve] = {}
-        self._verify: dict[int, Curve] = {}
+        self._verify: tuple[dict[int, Curve], dict[int, Curve]] = {}, {}
         self._draft: tuple[dict[int, Curve], dict[int, Curve]] = {}, {}
         self._other: dict[int, deque[float]] = {}
         self._wait: tuple[dict[int, Curve], dict[int, Curve]] = {}, {}
         self.ahead = self.steady = False
 
-    def add_verify(self, batch: int, rows: int, seconds: float) -> None:
-        size, plain = bucket(batch), self.steady and rows <= batch
-        own, others = (self._plain, self._verify) if plain else (self._verify, self._plain)
+    def add_verify(self, batch: int, rows: int, seconds: float, chain: bool = False) -> None:
+        size, own = bucket(batch), self._plain if self.steady and rows <= batch else self._verify[chain and self.steady]
         moved = own.setdefault(size, Curve()).add(rows, seconds, DAMPED if self.steady else 1.0)
-        if size in others:
-            others[size].move(moved)
+        for others in (self._plain, *self._verify):
+            if size in others and others is not own:
+                others[size].move(moved)
 
     def add_draft(self, batch: int, depth: int, seconds: float, chain: bool = False) -> None:
         """`batch`: how many requests were drafted for, `depth`: levels asked for."""
@@ -241,20 +241,20 @@ class Costs:
         mean = frequent if batch > CROWD else robust
         self._wait[chain].setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
 
-    def verify(self, batch: int, rows: Floats) -> Floats:
+    def verify(self, batch: int, rows: Floats, chain: bool = False) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
-        size = bucket(batch)
-        if not self._plain or not self._verify:
-            return _borrowed(self._verify or self._plain, size, rows)
-        plain, guessing = _borrowed(self._plain, size, np.minimum(rows, batch)), _borrowed(self._verify, size, rows)
-        if size not in self._verify:  # another's shape, which begins where plain passes are
+        size, wide = bucket(batch), self._verify[chain] or self._verify[not chain]
+        if not self._plain or not wide:
+            return _borrowed(wide or self._plain, size, rows)
+        plain, guessing = _borrowed(self._plain, size, np.minimum(rows, batch)), _borrowed(wide, size, rows)
+        if size not in wide:  # another's shape, which begins where plain passes are
             ends = np.array([float(batch)])
-            guessing *= _borrowed(self._plain, size, ends) / _borrowed(self._verify, size, ends)
+            guessing *= _borrowed(self._plain, size, ends) / _borrowed(wide, size, ends)
         return np.where(rows <= batch, plain, np.maximum(plain, guessing))
 
-    def plain(self, batch: int, rows: int) -> float:
-        """Seconds of one pass without guesses."""
-        return float(self.verify(batch, np.array([float(rows)]))[0])
+    def plain(self, batch: int, rows: int, chain: bool = False) -> float:
+        """Seconds of one pass."""
+        return float(self.verify(batch, np.array([float(rows)]), chain)[0])
 
     def drafts(self, batch: int, depths: Floats, chain: bool = False) -> Floats:
         """Seconds of drafting so many levels for `batch` requests; 0 while nothing is known."""
@@ -292,7 +292,7 @@ class Costs:
     @property
     def measured(self) -> bool:
         """Whether it is known what verifying takes, at least for some size."""
-        return bool(self._plain or self._verify)
+        return bool(self._plain or any(self._verify))
 
     @property
     def tried(self) -> bool:

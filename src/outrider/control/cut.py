@@ -43,7 +43,7 @@ def worth(chances: list[list[float]], others: int, load: Load, costs: Costs) -> 
     items = sorted(((-chance, b, j) for b, row in enumerate(chances) for j, chance in enumerate(row)), key=lambda item: item)
     tokens = load.ready + np.concatenate([[0.0], np.cumsum([-chance for chance, _, _ in items])])
     rows = load.rows + others + np.arange(len(items) + 1.0)
-    count = int((tokens / (costs.verify(load.batch, rows) + costs.other(load.batch))).argmax())
+    count = int((tokens / (costs.verify(load.batch, rows, load.chain) + costs.other(load.batch))).argmax())
     kept = [0] * len(chances)
     for _, b, _ in items[:count]:
         kept[b] += 1

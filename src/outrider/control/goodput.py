@@ -220,7 +220,7 @@ class Goodput:
         """Enter the parts of a round into the tables. Together they are all that passed since the round before: what was hidden
         behind something else took no time, and what no part reports was waited for. `alone`: among others of another kind."""
         batch, costs = len(event.committed), self.costs
-        costs.add_verify(batch, event.rows, event.verify_seconds)
+        costs.add_verify(batch, event.rows, event.verify_seconds, asked.chain)
         known = bucket(batch) in self._plain_sizes
         if asked.deepest:
             rest = max(0.0, wall - event.verify_seconds - (costs.other(batch) if known else 0.0))
@@ -348,8 +348,8 @@ class Goodput:
         if not due:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
-        others, deepest = sum(d > 0 for d in depths), max(depths)
-        before = costs.plain(size, rows) + costs.guessing(size, others, deepest, self._trees.linear)
+        others, deepest, linear = sum(d > 0 for d in depths), max(depths), self._trees.linear
+        before = costs.plain(size, rows, linear) + costs.guessing(size, others, deepest, linear)
         b = min(due)[1]
         depth = limits[b][1] if self._paced and size > 1 else self._stalls.least(size, limits[b][1])
         if size == 1:
@@ -366,8 +366,8 @@ class Goodput:
 
     def _trial(self, size: int, rows: int, drafted: tuple[int, int], depth: int, deepest: int = 0) -> float:
         """Seconds of a round in which, beside those who guess anyhow up to `deepest`, some more do: `drafted` says how many."""
-        beside = self.costs.guessing(size, sum(drafted), max(depth, deepest), self._trees.linear)
-        return self.costs.plain(size, rows + round(drafted[1] * depth * self._trees.now)) + beside
+        after, chain = rows + round(drafted[1] * depth * self._trees.now), self._trees.linear
+        return self.costs.plain(size, after, chain) + self.costs.guessing(size, sum(drafted), max(depth, deepest), chain)
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool, joined: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
@@ -379,7 +379,7 @@ class Goodput:
         won = sum(items[b].accepted for b in asked.probes)
         rows = event.rows - sum(items[b].drafted for b in asked.probes)
         guessing = self.costs.guessing(batch, len(others), max(others, default=0), asked.chain)
-        without = self.costs.plain(batch, rows) + guessing + self.costs.other(batch)
+        without = self.costs.plain(batch, rows, asked.chain) + guessing + self.costs.other(batch)
         extra = wall - without
         gain = won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch, joined)

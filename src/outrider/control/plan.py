@@ -151,13 +151,14 @@ class Planner:
         load, none = self.load, [0.0]
         tokens = [load.ready + np.concatenate([none, np.cumsum(self._value[order])]) for order in orders]
         if load.batch == 1:  # rows are offered or not: an average over pass times, not the time of an average pass
-            fulls = [self.costs.verify(1, load.rows + load.width * np.arange(len(order) + 1.0)) for order in orders]
+            fulls = [self.costs.verify(1, load.rows + load.width * np.arange(len(o) + 1.0), load.chain) for o in orders]
             pairs = zip(orders, fulls, strict=True)
             passes = [f[0] + np.concatenate([none, np.cumsum(self._rows[order] * np.diff(f))]) for order, f in pairs]
         else:
             rows = [np.concatenate([none, np.cumsum(self._rows[order])]) for order in orders]
             ends = list(accumulate(map(len, rows)))[:-1]
-            passes = np.split(self.costs.verify(load.batch, load.rows + load.width * np.concatenate(rows)), ends)
+            whole = load.rows + load.width * np.concatenate(rows)
+            passes = np.split(self.costs.verify(load.batch, whole, load.chain), ends)
         return [(some, seconds + self._other) for some, seconds in zip(tokens, passes, strict=True)]
 
 
@@ -168,7 +169,7 @@ def alike(load: Load, costs: Costs) -> float:
     value = np.minimum(offered, np.cumprod((load.accept * (load.offer if load.reach is None else load.reach)).mean(axis=0)))
     rows = load.rows + count * load.width * np.cumsum(offered)
     drafting = costs.drafts(count, levels, load.chain) + costs.waits(load.batch, levels, load.chain)
-    seconds = costs.verify(load.batch, rows) + drafting + costs.other(load.batch)
+    seconds = costs.verify(load.batch, rows, load.chain) + drafting + costs.other(load.batch)
     return float(((load.ready + count * np.cumsum(value)) / seconds).max())
 
 

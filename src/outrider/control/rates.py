@@ -33,8 +33,9 @@ PULL, MOST_PULL = 4.0, 15.0
 requests to compare, and the most, where requests differ by no more than luck."""
 
 
-WEAK = 1.0
-"""How many observations the prior is worth in everybody's estimate."""
+WEAK, FIRM = 1.0, 24.0
+"""How many observations the prior is worth in estimates for many, and at most what newcomers' record of long ago is: a few
+trials, of a few requests, do not outweigh it."""
 EFFECTIVE = 1 + OWN
 """A fading record of weight n varies like one of so many times n equal observations."""
 
@@ -103,12 +104,15 @@ class Record:
         lately, keep = self.lately, 1.0 - share
         lately.tests, lately.hits = [keep * n for n in lately.tests], [keep * h for h in lately.hits]
 
-    def chances(self, prior: float) -> list[float]:
-        """By position; one never tested is believed to be like the one before it, the first one like `prior`."""
+    def chances(self, prior: float, firm: float = WEAK) -> list[float]:
+        """By position; one never tested is believed to be like the one before it, the first one like `prior`. The lasting record
+        counts for `firm` observations at most."""
         found, prior = [], (self.lasting[1] + WEAK * prior) / (self.lasting[0] + WEAK)
+        weight = max(WEAK, min(firm, self.lasting[0] - self.lately.tests[0])) if self.lately.tests else WEAK
         for hits, tests in zip(self.lately.hits, self.lately.tests, strict=True):
-            prior = (hits + WEAK * prior) / (tests + WEAK)
+            prior = (hits + weight * prior) / (tests + weight)
             found.append(prior)
+            weight = WEAK
         return found
 
 
@@ -162,7 +166,7 @@ class Rates:
     def beliefs(self) -> Beliefs:
         """The chances of those who write, and of those who begin: who may be like either is believed the better, since it is soon
         known which."""
-        everybody, newcomers = self.everybody(), self.newcomers.chances(self.prior)
+        everybody, newcomers = self.everybody(), self.newcomers.chances(self.prior, FIRM)
         return Beliefs(everybody, list(map(max, everybody, newcomers)))
 
 

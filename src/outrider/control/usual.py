@@ -21,7 +21,7 @@ class Usual:
         told, seconds = self._told.get(shape, (now - LATELY, 0.0))
         if now - told >= LATELY:
             costs = self._costs
-            seconds = costs.plain(batch, rows) + costs.other(batch) + costs.guessing(batch, drafted, deepest, chain)
+            seconds = costs.plain(batch, rows, chain) + costs.other(batch) + costs.guessing(batch, drafted, deepest, chain)
             if len(self._told) >= MOST:
                 self._told.clear()
             self._told[shape] = now, seconds

@@ -179,24 +179,23 @@ class Eagle(Drafter):
             return None
         self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in requests if not self._follows(r)])
         self._kv.pay(requests)
-        asked = [self._asked(batch, b, budget) for b in members]
-        made = climbs.climb(asked)
+        chain = climbs.width == 1 or all(budget.nodes[b] <= budget.depth[b] for b in members)
+        asked = [self._asked(batch, b, budget, chain) for b in members]
+        made = climbs.climb(asked, chain)
         if made is None:
             return None
         for request in requests:
             self._pasts[request.id].read(missing(request))
         if self._lags is not None:
             self._lags.read(requests)
-        return Part(tuple(members), *made, climbs.widths(asked), climbs.linear(asked))
+        return Part(tuple(members), *made, climbs.widths(asked, chain), chain)
 
-    def _levels(self, batch: Batch, b: int, budget: Budget) -> int:
-        """How far to look ahead as one replay: no further than what is fed has room, since more levels launch by launch take far
-        longer, and what is in the ring cannot be read there."""
+    def _asked(self, batch: Batch, b: int, budget: Budget, chain: bool) -> Asked:
+        """As one replay, no further ahead than what is fed has room, since more levels launch by launch take far longer, and what
+        is in the ring cannot be read there."""
         assert self.climbs is not None
-        return min(budget.depth[b], self.climbs.deepest(batch.room[b]))
-
-    def _asked(self, batch: Batch, b: int, budget: Budget) -> Asked:
-        request, depth, nodes = batch.requests[b], self._levels(batch, b, budget), budget.nodes[b]
+        request, nodes = batch.requests[b], budget.nodes[b]
+        depth = min(budget.depth[b], self.climbs.deepest(batch.room[b], chain))
         if self._lags is not None and request in self._lags:
             length = 0 if batch.blind else len(request.tokens)
             return Asked(request, None, self._lags.unread(request, self._behind(batch, request)), depth, nodes, length)

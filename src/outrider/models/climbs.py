@@ -70,18 +70,13 @@ class Climbs:
     def room(self, requests: Sequence[Request]) -> bool:
         return len(requests) <= GUESSING[-1] and self.stage.book.room(requests)
 
-    def deepest(self, room: int) -> int:
+    def deepest(self, room: int, chain: bool = False) -> int:
         """Levels whose fed nodes, which lie behind the known tokens but the last, find room where there is some for so many."""
-        return (room + 1) // self.width + 1
+        return (room + 1) // (1 if chain else self.width) + 1
 
-    def widths(self, asked: Sequence[Asked]) -> tuple[int, ...]:
+    def widths(self, asked: Sequence[Asked], chain: bool) -> tuple[int, ...]:
         """Host bounds of how many guesses there are."""
-        width = 1 if self.linear(asked) else self.width
-        return tuple(min(a.nodes, offered(a.depth, width)) for a in asked)
-
-    def linear(self, asked: Sequence[Asked]) -> bool:
-        """Whether guesses are chains: nobody may have more nodes than levels, and a chain is fed one node a level, not k."""
-        return self.width == 1 or all(a.nodes <= a.depth for a in asked)
+        return tuple(min(a.nodes, offered(a.depth, 1 if chain else self.width)) for a in asked)
 
     @property
     def most(self) -> int:
@@ -94,10 +89,11 @@ class Climbs:
         at, marks = staged(np.array([lanes, upto]), self.net.device).to(self.net.device, non_blocking=True)
         self.ring.upto.index_copy_(0, at, marks.int())
 
-    def climb(self, asked: Sequence[Asked]) -> tuple[Tensor, Tensor, Tensor] | None:
+    def climb(self, asked: Sequence[Asked], chain: bool) -> tuple[Tensor, Tensor, Tensor] | None:
         """Tokens and parents `[C, N]` and sizes `[C]` on the device, which the next climb overwrites; None where it cannot be
-        captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed."""
-        depth, chain = max(a.depth for a in asked), self.linear(asked)
+        captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed. A `chain`
+        is fed one node a level, not k."""
+        depth = max(a.depth for a in asked)
         fresh = bucket(min(depth + 1, FRESH[-1]), FRESH)  # what a round with as many guesses leaves to be read
         if fresh is not None and max(a.unread for a in asked) > fresh:
             if not self.read(asked):
