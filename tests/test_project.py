@@ -28,7 +28,7 @@ LAYERS = (
     {"registry", "trained", "sampling", "logprobs", "noise", "processors", "draws", "oracle", "tree", "cache", "kernels", "text"},
     {"models"},
     {"accept", "drafters", "control", "metrics", "watch"},
-    {"guard", "forced", "outcome", "scheduler", "recovery", "engine"},
+    {"guard", "forced", "outcome", "steady", "scheduler", "recovery", "engine"},
     {"rehearsal"},
     {"loading", "choice", "seat", "llm"},
     {"serve", "bench", "train", "plan", "cli"},

@@ -178,17 +178,18 @@ def test_the_next_token_is_told_as_if_pushed(smol: TextTokenizer, skip: bool) ->
     for _ in range(20):
         one, two = (TextStream(smol, skip_special=skip) for _ in range(2))
         for _ in range(80):
-            token = rng.randrange(smol.vocab_size) if rng.random() < 0.8 else rng.randrange(300)
-            piece = one.next(token)
+            few = rng.choice((1, 1, 3))
+            tokens = [rng.randrange(smol.vocab_size) if rng.random() < 0.8 else rng.randrange(300) for _ in range(few)]
+            piece = one.next(tokens)
             told += piece is not None
             if piece is None:
-                one.push([token])
+                one.push(tokens)
                 piece = one.pop()
-            two.push([token])
+            two.push(tokens)
             assert piece == two.pop() and one.text == two.text
             assert (one._window, one._context, one._taken) == (two._window, two._context, two._taken)
     assert told > 1000
-    assert TextStream(smol, ["END"]).next(5) is None
+    assert TextStream(smol, ["END"]).next([5]) is None
 
 
 def test_tokenizers_of_other_kinds_tell_nothing() -> None:

@@ -29,6 +29,23 @@ def add_plain(stats: Stats) -> None:
     stats.tokens += 1
 
 
+def add_chain(stats: Stats, drafted: int, accepted: int) -> None:
+    """`add` of a chain of guesses, of which the first few were accepted, and a token more."""
+    stats.rounds += 1
+    stats.tokens += accepted + 1
+    stats.drafted += drafted
+    stats.accepted += accepted
+    offered_at, accepted_at = stats.offered_at, stats.accepted_at
+    if drafted > len(offered_at):
+        grow = [0] * (drafted - len(offered_at))
+        offered_at += grow
+        accepted_at += grow
+    for depth in range(drafted):
+        offered_at[depth] += 1
+    for depth in range(accepted):
+        accepted_at[depth] += 1
+
+
 def charge(event: StepEvent, now: float) -> None:
     """Book a round's seconds with every request it served (each of them waited for all of it)."""
     drafting, verifying = event.draft_seconds, event.verify_seconds

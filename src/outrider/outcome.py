@@ -41,25 +41,35 @@ class Outcome:
     processed: dict[int, Rows] = field(default_factory=dict)
     prompt: dict[int, Rows] = field(default_factory=dict)
     waited: float = 0.0
+    linear: bool = False
 
     def committed(self) -> tuple[Committed, ...]:
         """Everybody's share, finished. Call after the scheduler has booked the round."""
-        return tuple([self._plain(b) or self.commit(b) for b in range(len(self.batch))])
+        return tuple([self._quick(b) or self.commit(b) for b in range(len(self.batch))])
 
-    def _plain(self, b: int) -> Committed | None:
-        """`commit` of what most shares are: one token more, no guess, no end, nothing told but its text. None for others."""
-        request = self.batch.requests[b]
-        if self.finish[b] or self.counts[b] != 1 or self.sizes[b] or request.finish is not Finish.RUNNING:
+    def _quick(self, b: int) -> Committed | None:
+        """`commit` of what most shares are: one token more behind a chain of guesses or none, no end, nothing told but its text.
+        None for others."""
+        request, size, kept = self.batch.requests[b], self.sizes[b], self.accepted[b]
+        if self.finish[b] or self.counts[b] != kept + 1 or request.finish is not Finish.RUNNING:
             return None
         if self.prompt or request.params.logprobs is not None or request.failures:
             return None
-        token = self.tokens[b][0]
-        piece = "" if request.text is None else request.text.next(token)
+        if size and (not self.linear or PROBE in self.source[b][:size]):
+            return None
+        fresh = self.tokens[b][: kept + 1]
+        piece = "" if request.text is None else request.text.next(fresh)
         if piece is None:
             return None
-        request.origins.append(NONE)
-        metrics.add_plain(request.stats)
-        return Committed(request, (token,), OWN, 0, 0, (), (), piece, Finish.RUNNING)
+        if not size:
+            request.origins.append(NONE)
+            metrics.add_plain(request.stats)
+            return Committed(request, tuple(fresh), OWN, 0, 0, (), (), piece, Finish.RUNNING)
+        origins = (*self.source[b][:kept], NONE)
+        request.origins += origins
+        metrics.add_chain(request.stats, size, kept)
+        rejected = tuple(self.guesses[b][kept:size])
+        return Committed(request, tuple(fresh), origins, size, kept, (1,) * size, rejected, piece, Finish.RUNNING)
 
     def commit(self, b: int) -> Committed:
         """Finish one request's share: stop strings, statistics, text. Call after the scheduler has booked the round."""
@@ -158,13 +168,13 @@ def _write(request: Request, fresh: list[int], finish: Finish) -> int:
     return used + 1 if ends and request.text.stopped is None else used
 
 
-def _told(batch: Batch, rows: list[list[int]], guesses: list[Any]) -> Outcome:
+def _told(batch: Batch, linear: bool, rows: list[list[int]], guesses: list[Any]) -> Outcome:
     """The outcome of a captured round, whose answer has arrived."""
     columns = (len(rows[0]) - 3) // 2
     accepted, counts, finish = map(list, islice(zip(*rows, strict=True), 3))
     tokens, path = [row[3 : 3 + columns] for row in rows], [row[3 + columns :] for row in rows]
     sizes, drafted, parents, source = guesses
-    return Outcome(batch, accepted, counts, finish, sizes, tokens, path, drafted, parents, source)
+    return Outcome(batch, accepted, counts, finish, sizes, tokens, path, drafted, parents, source, linear=linear)
 
 
 def read(pending: Pending) -> Outcome:
@@ -172,7 +182,7 @@ def read(pending: Pending) -> Outcome:
     if pending.answer is not None:
         begun = time.perf_counter()
         answer = pending.answer.read()
-        return replace(_told(pending.batch, *answer), waited=time.perf_counter() - begun)
+        return replace(_told(pending.batch, pending.proposal.linear, *answer), waited=time.perf_counter() - begun)
     batch, proposal, verdict, measured = pending.batch, pending.proposal, pending.verdict, pending.logprobs
     heads = (verdict.accepted, verdict.counts, verdict.finish, proposal.sizes)
     tables = (verdict.tokens, verdict.path, proposal.tokens, proposal.parents, proposal.source)
@@ -185,7 +195,8 @@ def read(pending: Pending) -> Outcome:
         spans = [[row[lo:hi] for row in packed] for lo, hi in pairwise(edges)]
     accepted, counts, finish, sizes = columns
     tokens, path, guesses, parents, source = spans
-    outcome = Outcome(batch, accepted, counts, finish, sizes, tokens, path, guesses, parents, source)
+    shares = (accepted, counts, finish, sizes, tokens, path, guesses, parents, source)
+    outcome = Outcome(batch, *shares, linear=proposal.linear)
     return outcome if measured is None else _with_logprobs(outcome, measured)
 
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from . import logprobs
 from .errors import OutOfMemory
 from .protocols import Cache
+from .steady import Steady, reach
 from .types import Batch, Finish, Request
 
 CHUNK = 512
@@ -79,6 +79,8 @@ class Scheduler:
         self._last = Work.WRITE
         self._blocked: tuple[int, int] | None = None
         self._steady: Steady | None = None
+        self._guessing = False
+        self._members: tuple[Request, ...] = ()
         self._full, self._held = False, 0
 
     @property
@@ -97,7 +99,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Take a finished or aborted request out; its memory is the target's to release."""
-        self._steady = None
+        self._steady, self._members = None, ()
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -117,7 +119,8 @@ class Scheduler:
 
     def launched(self, batch: Batch, widths: Sequence[int]) -> None:
         """Note that a round is in flight, which may add its guesses and one more token to every request."""
-        if any(widths):
+        self._guessing = any(widths)
+        if self._guessing:
             self._steady = None
         for request, width in zip(batch.requests, widths, strict=True):
             request.flying += width + 1
@@ -127,7 +130,13 @@ class Scheduler:
         round is in flight, of which everybody gets at least one token."""
         if blind and self._steady is not None and self._steady.further(self.cache):
             return self._steady.batch(bool(self.waiting))
-        self._steady, rooms = None, self._secure()
+        self._steady = None
+        writing = self._writing(blind) if blind or not (self.waiting or self.gathering) else None
+        if writing is not None:
+            if blind and not self._guessing:
+                self._steady = Steady.of(writing, self.cache)
+            return writing
+        rooms = self._secure()
         if not blind:
             self._admit(rooms)
         able = [(r, self._chunk(r), room) for r, room in zip(self.running, rooms, strict=True) if r.room > bool(r.flying)]
@@ -145,9 +154,30 @@ class Scheduler:
         ready = tuple(r.computed + pending == len(r.tokens) for r, pending, _ in chosen)
         rooms_out = tuple(room for _, _, room in chosen)
         batch = Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind, bool(self.waiting))
-        if blind and len(chosen) == len(self.running):
-            self._steady = Steady.of(batch, self.cache)
         return batch
+
+    def _writing(self, blind: bool) -> Batch | None:
+        """The next round's batch where everybody writes, and there is memory for all they wish: what takes no more than a look at
+        each. None where it is not so, which what was reserved does not change."""
+        running, wish, reserve = self.running, self.lookahead, self.cache.reserve
+        if not running or len(running) > self.most or not self._plenty(len(running)):
+            return None
+        rooms = list[int]()
+        for request in running:
+            length, left, flying = len(request.tokens), request.room, request.flying
+            room = wish if left > 1 else 0
+            if request.computed != length - 1 or bool(flying) != blind or left < 1 + blind:
+                return None
+            if not reserve(request, length + flying + room):
+                return None
+            rooms.append(room)
+        self._last = Work.WRITE
+        if not blind:
+            self._full, self._held = False, 0
+        count, members = len(running), tuple(running)
+        if members != self._members:  # whoever knows a batch by its requests finds the same object
+            self._members = members
+        return Batch(self._members, (1,) * count, (True,) * count, tuple(rooms), blind, bool(self.waiting))
 
     def _turn(self, able: list[Fed]) -> list[Fed]:
         """One kind of work alone; each kind that there is gets its turn."""
@@ -163,12 +193,12 @@ class Scheduler:
         reserve, wish = self.cache.reserve, self.lookahead
         if self._plenty(len(self.running)):  # so that nobody's guesses stand in the way of what others know
             rooms = [wish if request.room > 1 else 0 for request in self.running]
-            if all(reserve(r, _known(r) + room) for r, room in zip(self.running, rooms, strict=True)):
+            if all(reserve(r, reach(r) + room) for r, room in zip(self.running, rooms, strict=True)):
                 return rooms
         i = 0
         while i < len(self.running):
             request = self.running[i]
-            if reserve(request, _known(request)):
+            if reserve(request, reach(request)):
                 i += 1
             elif not self._tighten():
                 self._preempt()
@@ -182,13 +212,13 @@ class Scheduler:
         """Take back room for guesses. Returns whether there was any."""
         before = self.cache.free()
         for request in self.running:
-            self.cache.trim(request, _known(request))
+            self.cache.trim(request, reach(request))
         return self.cache.free() > before
 
     def _room(self, request: Request) -> int:
         """Room for draft nodes beside the known tokens, which have theirs."""
         wish = self._wishes(request)[0]
-        return wish if wish and self.cache.reserve(request, _known(request) + wish) else 0
+        return wish if wish and self.cache.reserve(request, reach(request) + wish) else 0
 
     def _wishes(self, request: Request) -> tuple[int, ...]:
         return (self.lookahead, 0) if request.room > 1 and self.lookahead else (0,)
@@ -252,7 +282,7 @@ class Scheduler:
 
     def _growth(self, request: Request, room: int) -> int:
         """Free KV memory that a running request may need for its next round."""
-        return self.cache.price(request, min(_known(request) + room + 1, _longest(request)))
+        return self.cache.price(request, min(reach(request) + room + 1, _longest(request)))
 
     def _earlier(self, request: Request) -> tuple[int, ...]:
         """Blocks that hold the request's beginning, by earlier requests. Its last known token is always fed, for its scores, and
@@ -316,57 +346,6 @@ class Scheduler:
         """Others may begin with what is final of a request."""
         whole = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK
         self.cache.publish(request, min(whole, self.shared(request)))
-
-
-@dataclass(slots=True)
-class Steady:
-    """A batch that writes, round after round, each launched before the one before was read: all that changes is that everybody is
-    a token further. `spare` has the tokens that each one's KV memory still holds beside the room for guesses, of which `least` is
-    the smallest; `left` is for how many rounds everybody may go on so, whatever comes of the rounds in flight."""
-
-    now: Batch
-    spare: list[int]
-    least: int
-    left: int
-    gone: int = 0
-
-    @classmethod
-    def of(cls, batch: Batch, cache: Cache) -> Steady | None:
-        """None for one in which somebody does not write, or is about to end."""
-        left = min(request.room - request.flying for request in batch.requests) - 2
-        if left < 1 or not batch.writes:
-            return None
-        taken = zip(batch.requests, batch.room, strict=True)
-        spare = [cache.room(request) - _known(request) - room for request, room in taken]
-        return cls(batch, spare, min(spare), left)
-
-    def further(self, cache: Cache) -> bool:
-        """Everybody one token on, with memory for it; False where that is no longer all."""
-        self.gone += 1
-        if self.gone > self.left:
-            return False
-        if self.gone <= self.least:
-            return True
-        for b, spare in enumerate(self.spare):
-            if spare >= self.gone:
-                continue
-            request = self.now.requests[b]
-            need = _known(request) + self.now.room[b]
-            if not cache.reserve(request, need):
-                return False
-            self.spare[b] = self.gone + cache.room(request) - need
-        self.least = min(self.spare)
-        return True
-
-    def batch(self, queued: bool) -> Batch:
-        """The next round's; `requests` is the same object."""
-        now = self.now
-        return now if queued == now.queued else replace(now, queued=queued)
-
-
-def _known(request: Request) -> int:
-    """Virtual indices that are taken, or may be by the round in flight."""
-    return len(request.tokens) + request.flying
 
 
 def _longest(request: Request) -> int:

@@ -69,17 +69,19 @@ class TextStream:
             self._shown.append(piece)
         return piece
 
-    def next(self, token: int) -> str | None:
-        """`push` and `pop` of one token in the middle of a text; None, and nothing done, where it takes more than a look: where
-        stop strings count, and where a character is not whole."""
+    def next(self, tokens: Sequence[int]) -> str | None:
+        """`push` and `pop` of tokens in the middle of a text; None, and nothing done, where it takes more than a look: where stop
+        strings count, and where a character is not whole."""
         if self._stops or self._waiting or self._open:
             return None
-        piece = self._whole(token, self._skip)
-        if piece is not None:
-            if self._window:
-                self._window, self._context, self._taken = [], "", 0
-            if piece:
-                self._shown.append(piece)
+        pieces = [self._whole(token, self._skip) for token in tokens]
+        if None in pieces:
+            return None
+        if self._window:
+            self._window, self._context, self._taken = [], "", 0
+        piece = "".join(pieces)  # type: ignore[arg-type]
+        if piece:
+            self._shown.append(piece)
         return piece
 
     def piece(self, token: int) -> str:

@@ -106,7 +106,8 @@ class Request:
     @property
     def room(self) -> int:
         """Tokens that `max_tokens` and the context (`limit` new tokens in all) still allow."""
-        return min(self.params.max_tokens, self.limit) - (len(self.tokens) - self.prompt_len)
+        most, limit = self.params.max_tokens, self.limit
+        return (most if most < limit else limit) - len(self.tokens) + self.prompt_len
 
 
 @dataclass(frozen=True, slots=True)

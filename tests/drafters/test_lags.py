@@ -28,10 +28,10 @@ class Climbs:
     def mark(self, requests: Sequence[Request], upto: Sequence[int]) -> None:
         self.marked |= {r.id: n for r, n in zip(requests, upto, strict=True)}
 
-    def climb(self, asked: Sequence[Asked]) -> object | None:
-        assert all(a.states is None and (a.depth, a.nodes) == (1, 1) for a in asked)
-        self.asked.append([(a.request.id, a.unread) for a in asked])
-        return object() if self.able else None
+    def read(self, requests: Sequence[Request], asked: Sequence[Asked]) -> bool:
+        assert all(a.states is None for a in asked)
+        self.asked.append([(r.id, a.unread) for r, a in zip(requests, asked, strict=True)])
+        return self.able
 
 
 def made(able: bool = True) -> tuple[Lags, Any, list[Request]]:

@@ -19,7 +19,8 @@ def bounds(batch: Batch, b: int, wish: int) -> tuple[int, int]:
     able = batch.ready[b] and batch.pending[b] == 1 and request.computed >= request.prompt_len
     if not able or params.draft is not None:
         return 0, 0
-    most = max(0, min(batch.room[b], request.room - 1))
+    most, left = batch.room[b], request.room - 1
+    most = most if most < left else left if left > 0 else 0
     if params.max_depth is not None:
         most = min(most, params.max_depth)
     if params.depth is not None:

@@ -100,4 +100,4 @@ class Lags:
         self._of.pop(request.id, None)
 
     def _read(self, requests: Sequence[Request]) -> bool:
-        return self._climbs.read([Asked(r, None, max(1, self._of[r.id]), 1, 1) for r in requests])
+        return self._climbs.read(requests, [Asked(None, max(1, self._of[r.id]), 1, 1) for r in requests])

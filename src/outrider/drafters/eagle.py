@@ -174,14 +174,15 @@ class Eagle(Drafter):
         if climbs is None:
             return None
         members = [b for b in able if climbs.holds(batch.requests[b]) and not self._pasts[batch.requests[b].id].base]
-        requests = [batch.requests[b] for b in members]
+        whole = len(members) == len(batch)  # then it is the same object, about which more is known
+        requests = batch.requests if whole else tuple(batch.requests[b] for b in members)
         if not members or not climbs.room(requests):
             return None
         self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in requests if not self._follows(r)])
         self._kv.pay(requests)
         chain = climbs.width == 1 or all(budget.nodes[b] <= budget.depth[b] for b in members)
         asked = [self._asked(batch, b, budget, chain) for b in members]
-        made = climbs.climb(asked, chain)
+        made = climbs.climb(requests, asked, chain)
         if made is None:
             return None
         for request in requests:
@@ -198,9 +199,9 @@ class Eagle(Drafter):
         depth = min(budget.depth[b], self.climbs.deepest(batch.room[b], chain))
         if self._lags is not None and request in self._lags:
             length = 0 if batch.blind else len(request.tokens)
-            return Asked(request, None, self._lags.unread(request, self._behind(batch, request)), depth, nodes, length)
+            return Asked(None, self._lags.unread(request, self._behind(batch, request)), depth, nodes, length)
         states = self._unread(request)
-        return Asked(request, states, len(states), depth, nodes)
+        return Asked(states, len(states), depth, nodes)
 
     def _behind(self, batch: Batch, request: Request) -> int | None:
         """How many states up to the last known token's the host thinks were not read; None where it does not know the text."""

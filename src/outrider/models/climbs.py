@@ -9,7 +9,6 @@ committed one, where the next round's true states write over it. Nothing of a gu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -41,12 +40,10 @@ class Shape(NamedTuple):
     kind: type[Climb]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request to guess for: the `states [n, W]` of its last n known tokens but one, None if they are in the ring; at most how
-    many are `unread`; levels and nodes allowed; known tokens, 0 if only the device knows."""
+class Asked(NamedTuple):
+    """What is wanted for a request: the `states [n, W]` of its last n known tokens but one, None if they are in the ring; at most
+    how many are `unread`; levels and nodes allowed; known tokens, 0 if only the device knows."""
 
-    request: Request
     states: Tensor | None
     unread: int
     depth: int
@@ -89,26 +86,25 @@ class Climbs:
         at, marks = staged(np.array([lanes, upto]), self.net.device).to(self.net.device, non_blocking=True)
         self.ring.upto.index_copy_(0, at, marks.int())
 
-    def climb(self, asked: Sequence[Asked], chain: bool) -> tuple[Tensor, Tensor, Tensor] | None:
+    def climb(self, requests: Sequence[Request], asked: Sequence[Asked], chain: bool) -> tuple[Tensor, Tensor, Tensor] | None:
         """Tokens and parents `[C, N]` and sizes `[C]` on the device, which the next climb overwrites; None where it cannot be
         captured. States lie row after row; there is KV before them, and a request's blocks have room for what is fed. A `chain`
         is fed one node a level, not k."""
         depth = max(a.depth for a in asked)
         fresh = bucket(min(depth + 1, FRESH[-1]), FRESH)  # what a round with as many guesses leaves to be read
         if fresh is not None and max(a.unread for a in asked) > fresh:
-            if not self.read(asked):
+            if not self.read(requests, asked):
                 return None
-            asked = [replace(a, states=None if a.states is None else a.states[-1:], unread=1) for a in asked]
-        return self._play(asked, fresh, depth, Strand if chain else Branching)
+            asked = [a._replace(states=None if a.states is None else a.states[-1:], unread=1) for a in asked]
+        return self._play(requests, asked, fresh, depth, Strand if chain else Branching)
 
-    def read(self, asked: Sequence[Asked]) -> bool:
+    def read(self, requests: Sequence[Request], asked: Sequence[Asked]) -> bool:
         """Make KV of all that is unread, and no guesses; whether it could be done."""
-        return self._play(asked, FRESH[-1], 1, Reading) is not None
+        return self._play(requests, asked, FRESH[-1], 1, Reading) is not None
 
     def _play(
-        self, asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
+        self, requests: Sequence[Request], asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        requests = [a.request for a in asked]
         ahead = max(a.unread for a in asked) + depth
         longest = bucket(max(len(r.tokens) + r.flying for r in requests) + ahead, LENGTHS)
         count = bucket(len(requests), GUESSING)
@@ -117,7 +113,7 @@ class Climbs:
         width = self.width if kind is Branching else 1
         shape = Shape(count, fresh, depth, width, longest, any(map(filters, requests)), kind)
         made = self.replays.get(shape, lambda s: s.kind(s, self))
-        return None if made is None else made.play(asked, self.stage.book.take(requests))
+        return None if made is None else made.play(requests, asked, self.stage.book.take(requests))
 
 
 def offered(depth: int, width: int) -> int:
@@ -161,26 +157,28 @@ class Climb:
         ends = range(0, (self.shape.requests + 1) * rows, rows)
         return torch.tensor(tiles_of(pairwise(ends), size), dtype=torch.int32).to(device)
 
-    def play(self, asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    def play(self, requests: Sequence[Request], asked: Sequence[Asked], lanes: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Run it. Nothing waits for the device."""
         told = [(lane, one.depth, one.nodes, one.known) for lane, one in zip(lanes, asked, strict=True)]
         known = any(one.states is not None for one in asked)
         if known or told != self.told:
-            self._tell(asked, lanes)
+            self._tell(requests, asked, lanes)
             self.told = [] if known else told
         self.replay()
         count, columns = len(asked), min(self.nodes, max(one.nodes for one in asked))
         return self.tokens[:count, :columns], self.parents[:count, :columns], self.sizes[:count]
 
-    def _tell(self, asked: Sequence[Asked], lanes: Sequence[int]) -> None:
+    def _tell(self, requests: Sequence[Request], asked: Sequence[Asked], lanes: Sequence[int]) -> None:
         """What the host knows, to the device."""
         host = self.host
         host[:, 1:] = 0
         host[:, 0] = self.owner.stage.machine.padding
-        for row, lane, one in zip(host, lanes, asked, strict=False):
-            row[:6] = lane, -1, 0, one.known, one.depth, one.nodes
+        count = len(asked)
+        rows = [(lane, -1, 0, one.known, one.depth, one.nodes) for lane, one in zip(lanes, asked, strict=True)]
+        host[:count, :6] = rows
+        for row, request, one in zip(host, requests, asked, strict=False):
             if one.states is not None:
-                tokens, fresh = one.request.tokens, len(one.states)
+                tokens, fresh = request.tokens, len(one.states)
                 row[1:4] = len(tokens), fresh, one.states.data_ptr()
                 row[-fresh:] = tokens[-fresh:]
         self.given.copy_(staged(host, self.given.device), non_blocking=True)

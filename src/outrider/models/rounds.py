@@ -252,7 +252,8 @@ class Round:
             return Answer.of(self.result[:count], started, (proposal.sizes, proposal.tokens, proposal.parents, proposal.source))
         answer = Answer.of(self.record, started)
         whole, wide = answer.result, self.result.shape[1]
-        tables = (whole[b + i * b * n : b + (i + 1) * b * n].view(b, n)[:count] for i in range(3))
+        columns = min(n, proposal.columns)  # the rest says nothing
+        tables = (whole[b + i * b * n : b + (i + 1) * b * n].view(b, n)[:count, :columns] for i in range(3))
         return replace(answer, result=whole[-b * wide :].view(b, wide)[:count], guesses=(whole[:count], *tables))
 
     def _tile(self, ends: list[int]) -> None:
