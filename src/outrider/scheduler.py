@@ -18,7 +18,7 @@ from enum import IntEnum
 from . import logprobs
 from .errors import OutOfMemory
 from .protocols import Cache
-from .steady import Steady, reach
+from .steady import SOON, Steady, longest, reach
 from .types import Batch, Finish, Request
 
 CHUNK = 512
@@ -159,18 +159,23 @@ class Scheduler:
     def _writing(self, blind: bool) -> Batch | None:
         """The next round's batch where everybody writes, and there is memory for all they wish: what takes no more than a look at
         each. None where it is not so, which what was reserved does not change."""
-        running, wish, reserve = self.running, self.lookahead, self.cache.reserve
+        running, wish, cache = self.running, self.lookahead, self.cache
         if not running or len(running) > self.most or not self._plenty(len(running)):
             return None
-        rooms = list[int]()
+        rooms, short = list[int](), False
         for request in running:
             length, left, flying = len(request.tokens), request.room, request.flying
             room = wish if left > 1 else 0
             if request.computed != length - 1 or bool(flying) != blind or left < 1 + blind:
                 return None
-            if not reserve(request, length + flying + room):
-                return None
+            need = length + flying + room
+            if need > cache.room(request):
+                short = True
+                if not cache.reserve(request, need):
+                    return None
             rooms.append(room)
+        if short:
+            self._foresee()
         self._last = Work.WRITE
         if not blind:
             self._full, self._held = False, 0
@@ -178,6 +183,12 @@ class Scheduler:
         if members != self._members:  # whoever knows a batch by its requests finds the same object
             self._members = members
         return Batch(self._members, (1,) * count, (True,) * count, tuple(rooms), blind, bool(self.waiting))
+
+    def _foresee(self) -> None:
+        """Somebody needed another block. Whoever will soon has one now, so that block tables change once for all of them, and not
+        in every round for a few."""
+        for request in self.running:
+            self.cache.reserve(request, min(reach(request) + SOON, longest(request)) + self.lookahead)
 
     def _turn(self, able: list[Fed]) -> list[Fed]:
         """One kind of work alone; each kind that there is gets its turn."""
@@ -270,7 +281,7 @@ class Scheduler:
         blocks = self._earlier(request) if twin is None else self.cache.head(twin, request.prompt_len - 1)
         for room in self._wishes(request):
             length = len(request.tokens) + room
-            later = min(length + 1, _longest(request)) if self.running else length
+            later = min(length + 1, longest(request)) if self.running else length
             if self.cache.price(request, max(length, later), blocks) + owed > self.cache.free():
                 continue
             self.cache.adopt(request, blocks)
@@ -282,7 +293,7 @@ class Scheduler:
 
     def _growth(self, request: Request, room: int) -> int:
         """Free KV memory that a running request may need for its next round."""
-        return self.cache.price(request, min(reach(request) + room + 1, _longest(request)))
+        return self.cache.price(request, min(reach(request) + room + 1, longest(request)))
 
     def _earlier(self, request: Request) -> tuple[int, ...]:
         """Blocks that hold the request's beginning, by earlier requests. Its last known token is always fed, for its scores, and
@@ -346,11 +357,6 @@ class Scheduler:
         """Others may begin with what is final of a request."""
         whole = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK
         self.cache.publish(request, min(whole, self.shared(request)))
-
-
-def _longest(request: Request) -> int:
-    """The most tokens a request can have and still be running."""
-    return request.prompt_len + min(request.params.max_tokens, request.limit) - 1
 
 
 def _work(request: Request, pending: int) -> Work:

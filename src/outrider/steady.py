@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from .protocols import Cache
 from .types import Batch, Request
 
+SOON = 32
+"""Tokens for which memory is taken beforehand, where there is plenty of it."""
+
 
 @dataclass(slots=True)
 class Steady:
@@ -38,13 +41,14 @@ class Steady:
         if self.gone <= self.least:
             return True
         for b, spare in enumerate(self.spare):
-            if spare >= self.gone:
+            if spare >= self.gone + SOON:
                 continue
             request = self.now.requests[b]
-            need = reach(request) + self.now.room[b]
-            if not cache.reserve(request, need):
+            at, room = reach(request), self.now.room[b]
+            there = cache.reserve(request, min(at + SOON, longest(request)) + room)  # of those who need it soon, all at once
+            if not there and not cache.reserve(request, at + room):
                 return False
-            self.spare[b] = self.gone + cache.room(request) - need
+            self.spare[b] = self.gone + cache.room(request) - at - room
         self.least = min(self.spare)
         return True
 
@@ -57,3 +61,8 @@ class Steady:
 def reach(request: Request) -> int:
     """Virtual indices that are taken, or may be by the round in flight."""
     return len(request.tokens) + request.flying
+
+
+def longest(request: Request) -> int:
+    """The most tokens a request can have and still be running."""
+    return request.prompt_len + min(request.params.max_tokens, request.limit) - 1

@@ -117,7 +117,7 @@ class Goodput:
         """Note it down."""
         if any(depths):
             self._stalls.use(len(batch), max(depths))
-            self._trees.used()
+            self._trees.used(len(batch))
         self._judge.tick(len(batch))
         self._book.ask(batch, depths, probes, batch.blind, foreseen, any(depths) and self._trees.linear)
         return self._shape.budget(batch, depths, self._trees.now)

@@ -29,7 +29,8 @@ class Trees:
     other."""
 
     def __init__(self, full: float, fixed: bool = False) -> None:
-        self.full, self.now, self._mean = full, full, full
+        self.full, self.now = full, full
+        self._mean, self._means = full, dict[int, float]()
         narrower = takewhile(lambda width: width < full, (2.0**i for i in count()))
         self.widths = (full,) if fixed else (*narrower, full)
         self._of: dict[int, tuple[float, int]] = {}
@@ -47,14 +48,16 @@ class Trees:
         """The next round has as many nodes as there may be."""
         self.now = self.full
 
-    def used(self) -> None:
-        """A round with guesses of this width."""
-        self._mean = LATELY * self._mean + (1 - LATELY) * self.now
+    def used(self, batch: int = 1) -> None:
+        """A round with guesses of this width, in such a batch."""
+        size = bucket(batch)
+        self._means[size] = self._mean = LATELY * self._means.get(size, self._mean) + (1 - LATELY) * self.now
 
     def choose(self, load: Load, costs: Costs) -> Planner:
         """The width that promises most for a load, and the arithmetic for it. Batches of other sizes have other widths."""
         size = bucket(load.batch)
         self.now, plans = self._of.get(size, (self.full, 0))
+        self._mean = self._means.get(size, self._mean)  # what is believed of such batches was mostly seen in them
         planner = Planner(self._load(load, self.now), costs)
         if len(self.widths) > 1 and plans % SOME == 0 and load.batch > CROWD:  # weighing all takes long
             found = {

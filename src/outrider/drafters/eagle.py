@@ -104,7 +104,7 @@ class Eagle(Drafter):
         if stage is not None and eagle_fused.supports(self.net) and self._kind is start.dtype:
             fused = eagle_fused.FusedEagle(self.net, (self.pool.keys(0), self.pool.values(0)), self.feature)
             self.climbs = Climbs(fused, Replays(stage, self.name), start.usable, ids, width)
-            self._bound(self.climbs.deepest(self.nodes))
+            self._bound(self.climbs.deepest(self.nodes, chain=self.nodes <= self.depth))
             if self.climbs.most >= 2 * (self.depth + 1):
                 self._lags = Lags(self.climbs, 1 + (self.depth if self._alone else max(self.depth, BESIDE)))
         else:
@@ -174,6 +174,8 @@ class Eagle(Drafter):
         if climbs is None:
             return None
         members = [b for b in able if climbs.holds(batch.requests[b]) and not self._pasts[batch.requests[b].id].base]
+        if len(batch) < 2 * len(members) < 2 * len(batch) and all(map(self._follows, batch.requests)):
+            members = list(range(len(batch)))  # those without guesses, too, with no nodes: nothing has to be put in its place
         whole = len(members) == len(batch)  # then it is the same object, about which more is known
         requests = batch.requests if whole else tuple(batch.requests[b] for b in members)
         if not members or not climbs.room(requests):

@@ -73,7 +73,8 @@ class Climbs:
 
     def widths(self, asked: Sequence[Asked], chain: bool) -> tuple[int, ...]:
         """Host bounds of how many guesses there are."""
-        return tuple(min(a.nodes, offered(a.depth, 1 if chain else self.width)) for a in asked)
+        width = 1 if chain else self.width
+        return tuple(min(a.nodes, offered(a.depth, width)) if a.depth > 0 else 0 for a in asked)
 
     @property
     def most(self) -> int:
