@@ -22,7 +22,7 @@ def test_a_plan_has_its_share_of_the_time_that_was_worked(bucket: int | None, ne
     assert rounds * 1e-4 == pytest.approx(1e-3 / share, rel=0.02) and thought.idle == bucket
 
 
-def test_a_stall_is_no_price_and_whoever_is_urged_plans_at_once() -> None:
+def test_a_stall_is_no_price_and_whoever_is_urged_plans_soon() -> None:
     thought = Thought()
     thought.planned(5.0, None)
     thought.lived(2e-3 / THINKING)
@@ -30,4 +30,11 @@ def test_a_stall_is_no_price_and_whoever_is_urged_plans_at_once() -> None:
     thought.planned(1e-3, 3)
     assert not thought.due() and not thought.due(True, True)
     thought.urge()
+    assert not thought.due(), "not in every round, whatever is amiss"
+    thought.lived(1.01e-3 / WELCOME)
     assert thought.due() and thought.due(True, True)
+    thought.planned(1e-3, None)
+    thought.lived(1e-3 / THINKING / 2)
+    assert not thought.due()
+    thought.urge()
+    assert thought.due(), "at once where the last one is some time ago"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 THINKING, WONDERING, WELCOME, CURIOUS = 0.02, 0.005, 0.1, 0.01
 """Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
-where somebody is new, who has until then what the last plan gave most requests; and where somebody is new while nobody is given
-guesses."""
+where somebody is new, who has until then what the last plan gave most requests, or something is amiss; and where somebody is new
+while nobody is given guesses."""
 QUICK = 1e-3
 """Seconds that a plan takes, about. From one to the next no more than twice as long is believed: a busy machine stalls."""
 TASTE = 2
@@ -31,8 +31,8 @@ class Thought:
         return self._life >= (min(self._next, self._ended + self._took / share) if new else self._next)
 
     def urge(self) -> None:
-        """The next one is due at once."""
-        self._next = _NOW
+        """The next one is due at once, unless one was made just now: what that took has its share of time."""
+        self._next = min(self._next, self._ended + self._took / WELCOME)
 
     def planned(self, seconds: float, idle: int | None) -> None:
         """A plan was made in so many seconds; `idle`: for such a batch, and nobody is given guesses."""

@@ -13,7 +13,6 @@ import torch
 
 from ..protocols import Sampler
 from ..types import Batch, PassRows, Proposal, Request, Scores, Verdict
-from .answer import mark
 from .fields import Shape
 from .lanes import LaneBook, filters
 from .native import Native
@@ -94,8 +93,7 @@ class FastTarget(ModelTarget):
         self.loans.clear()
         lanes = self.book.take(batch.requests)
         played = self.machine.round(shape)
-        started = mark(self.device)
-        played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
+        started = played.play(Play(lanes, None if batch.blind else _numbers(batch.requests), proposal))
         answer = played.answer(proposal, started)
         if not self.watched:  # nobody on the device will look
             result = played.result

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..errors import OutriderWarning
 from ..types import PassRows, Proposal, Verdict
-from .answer import Answer, Mark
+from .answer import Answer, Mark, mark
 from .fields import KEEP, Fields, Shape
 from .graphs import GraphMemory
 from .lanes import staged
@@ -161,8 +161,8 @@ class Round:
         slot = self.row - first[request]
         return PassRows(request, position, (rows.known[request] + slot - 1).long(), slot)
 
-    def play(self, play: Play) -> None:
-        """Run it. Nothing waits for the device."""
+    def play(self, play: Play) -> Mark:
+        """Run it. Nothing waits for the device. When it began: once all was told, which a slow host takes its time for."""
         said = (tuple(play.lanes), play.proposal.widths) if play.numbers is None else None
         if not self._same(play, said):
             self._last = self._slots = None
@@ -171,10 +171,12 @@ class Round:
             self._last = said
         if play.proposal.unseen and play.proposal.columns:
             self._admit(play.proposal)
+        started = mark(self.flat.device)
         if self.graph is None:
             self._work()
         else:
             self.graph.replay()
+        return started
 
     def _admit(self, proposal: Proposal) -> None:
         """Guesses on the device, from where they lie. From places met again and again, which whoever guesses by a graph has, as a
