@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from outrider.bench import tiny
+from outrider.drafters import _known
 from outrider.drafters._known import WIDE, KnownKV
 from outrider.drafters._past import Chunk, Past
 from outrider.types import Request
@@ -32,8 +34,8 @@ def owing(kv: KnownKV, count: int, length: int) -> tuple[list[Request], list[Pas
         request.computed = length
         past = Past()
         past.add(0, torch.zeros(length, 2))
-        kv.owe(request, past, length)
         pasts.append(past)
+    kv.owe([(request, past, length) for request, past in zip(requests, pasts, strict=True)])
     return requests, pasts
 
 
@@ -44,28 +46,28 @@ def test_what_is_owed_is_made_once_and_told_as_missing_until_then() -> None:
     kv.pay(requests[1:2])
     assert kv.made_for == [[(requests[1].id, 5)]] and [kv.made(r, 5) for r in requests] == [0, 5, 0]
     kv.drop(requests[0])
-    kv.pay_some()
-    kv.pay_some()
+    kv.pay(requests)
     kv.pay(requests)
     assert kv.made_for[1:] == [[(requests[2].id, 5)]]
 
 
-def test_a_part_is_as_much_as_is_read_together() -> None:
-    kv = Noting()
+def test_where_much_memory_waits_as_much_is_made_as_is_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv, each = Noting(), WIDE // 4 * 8
     requests, _ = owing(kv, 10, WIDE // 4)
-    assert kv.much
-    kv.pay_some()
-    assert [i for i, _ in kv.made_for[0]] == [r.id for r in requests[:4]]
-    kv.pay_some()
-    kv.pay_some()
-    assert not kv.much and [len(some) for some in kv.made_for] == [4, 4, 2]
+    assert not kv.made_for, "nobody needs it"
+    monkeypatch.setattr(_known, "KEPT", 11 * each)
+    owing(kv, 2, WIDE // 4)
+    assert [[i for i, _ in some] for some in kv.made_for] == [[r.id for r in requests[:4]]]
+    monkeypatch.setattr(_known, "KEPT", each)
+    owing(kv, 1, WIDE // 4)
+    assert [len(some) for some in kv.made_for] == [4, 4, 4]
 
 
 def test_whoever_gave_way_has_no_memory_to_write_to() -> None:
     kv = Noting()
     requests, _ = owing(kv, 2, 5)
     requests[0].computed = 0
-    kv.pay_some()
+    kv.pay(requests)
     assert kv.made_for == [[(requests[1].id, 5)]]
     kv.pay(requests)
     assert len(kv.made_for) == 1

@@ -15,6 +15,8 @@ from ._past import Chunk, Past, in_a_row, together
 
 WIDE = 4096
 """Tokens of several requests that are read together."""
+KEPT = 128 << 20
+"""Bytes of states that wait to be read, at most."""
 
 
 class KnownKV:
@@ -29,33 +31,27 @@ class KnownKV:
         for some in together(chunks, WIDE):
             self._store(some)
 
-    def owe(self, request: Request, past: Past, end: int) -> None:
-        """What was not read of the states before `end` will be before it is needed."""
-        states = past.rows(past.computed, end) if past.computed < end else None
-        if states is not None:
-            self._owed[request.id] = request, states, end
-        past.read(end)
+    def owe(self, owed: Sequence[tuple[Request, Past, int]]) -> None:
+        """What was not read of these requests' states before a position will be before it is needed. Where they would fill too much
+        memory, as many as are read together are read, of the oldest: launching that takes long, for few or for many, and is for
+        nothing where nobody is given guesses."""
+        for request, past, end in owed:
+            states = past.rows(past.computed, end) if past.computed < end else None
+            if states is not None:
+                self._owed[request.id] = request, states, end
+            past.read(end)
+        while sum(states.nbytes for _, states, _ in self._owed.values()) > KEPT:
+            self.make(self._taken([r for r, _, _ in next(together(list(self._owed.values()), WIDE))]))
 
     def pay(self, requests: Sequence[Request]) -> None:
         """Make what is owed for these."""
         if self._owed:
             self.make(self._taken([r for r in requests if r.id in self._owed]))
 
-    def pay_some(self) -> None:
-        """Make as much of what is owed, for the oldest, as is read together: launching it takes long, for few or for many, and is
-        for nothing where nobody is given guesses."""
-        if self._owed:
-            self.make(self._taken([r for r, _, _ in next(together(list(self._owed.values()), WIDE))]))
-
     def _taken(self, requests: Sequence[Request]) -> list[Chunk]:
         """Whoever gave way in the meantime has no memory, and begins anew."""
         chunks = [self._owed.pop(r.id) for r in requests]
         return [(r, states, end) for r, states, end in chunks if r.computed >= end]
-
-    @property
-    def much(self) -> bool:
-        """Whether more is owed than is read together."""
-        return sum(len(states) for _, states, _ in self._owed.values()) > WIDE
 
     def made(self, request: Request, computed: int) -> int:
         """Up to which position there is KV, of the first `computed`."""

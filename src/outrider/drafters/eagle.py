@@ -29,6 +29,7 @@ from ..models.rounds import COLUMNS
 from ..protocols import Drafter, KVNeed, Needs, PoolView, Start, Teacher
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
+from ._again import Again
 from ._climb import Climber, Ground, Limits
 from ._eagle import EaglePupil, EagleTraining
 from ._grown import Part, joined
@@ -75,7 +76,7 @@ class Eagle(Drafter):
         self.needs = Needs((self.found.feature,), kv=KVNeed(1, plan.pairs, plan.dim), target=True, gaps=True)
         self._pasts: dict[int, Past] = {}
         self._lags: Lags | None = None
-        self._alone = True
+        self._alone, self._again = True, Again(None)
         self._hopes: dict[int, Tensor | None] = {}
         self.climbs: Climbs | None = None
 
@@ -109,7 +110,7 @@ class Eagle(Drafter):
                 self._lags = Lags(self.climbs, 1 + (self.depth if self._alone else max(self.depth, BESIDE)))
         else:
             pack(self.net)
-        self._kv = KnownKV(self.net, self.pool, self.climbs)
+        self._kv, self._again = KnownKV(self.net, self.pool, self.climbs), Again(self.climbs)
         self.climber, self.chain = (Climber(self.net, start.sampler, start.vocab_size, ids, k) for k in (width, 1))
 
     def _bound(self, most: int) -> None:
@@ -132,6 +133,8 @@ class Eagle(Drafter):
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """Read what is new, then one pass of the layer per level. A request whose states are not known gets no guesses."""
+        if (again := self._again.repeat(batch, budget)) is not None:
+            return again
         self._hopes = {}
         able = [b for b, r in enumerate(batch.requests) if batch.ready[b] and budget.nodes[b] and budget.depth[b]]
         able = [b for b in able if self._follows(batch.requests[b]) or self._known(batch.requests[b])]
@@ -144,7 +147,9 @@ class Eagle(Drafter):
             members = [b for b in able if batch.requests[b].sampled == drawn]
             if members:
                 parts.append(self._part(batch, budget, members, drawn))
-        return self.sampler.attach(batch, joined(parts, len(batch), self.device))
+        proposal = self.sampler.attach(batch, joined(parts, len(batch), self.device))
+        whole = replayed is not None and len(replayed.members) == len(batch) and all(map(self._follows, batch.requests))
+        return self._again.note(batch, budget, proposal, whole)
 
     def expected(self, request: Request) -> float | None:
         """Tokens of the last guess for `request` that the network expects to be accepted; None where it cannot say."""
@@ -158,8 +163,7 @@ class Eagle(Drafter):
         linear = all(n <= d for d, n in zip(limits.depths, limits.nodes, strict=True))  # fed one node a level, not k
         climber = self.chain if linear and not drawn else self.climber
         ground = self._read([batch.requests[b] for b in members], climber.fed(max(limits.depths)))
-        width = climber.width
-        chain = width == 1
+        width, chain = climber.width, climber.width == 1
         tokens, parents, sizes = (climber.strands if chain or drawn else climber.branching)(ground, limits)
         hope = climber.hope
         self._hopes |= {batch.requests[b].id: None if hope is None else hope[c] for c, b in enumerate(members)}
@@ -300,7 +304,7 @@ class Eagle(Drafter):
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once where
         samples of one prompt share the KV."""
-        if self._passed(batch, proposal, verdict, scores):
+        if self._again.passed(batch, proposal, scores.answer is not None) or self._passed(batch, proposal, verdict, scores):
             return
         rest = self._outside(batch, scores)
         if rest and batch.blind:  # where these stand is not known, and never will be
@@ -342,10 +346,7 @@ class Eagle(Drafter):
             return list(range(len(batch)))
         new = [r for r in batch.requests if r not in lags and self._whole(r)]
         self._catch_up([(r, missing(r), 0 if r.params.n > 1 else _CHUNK) for r in new])
-        for request in new:
-            self._kv.owe(request, self._pasts[request.id], missing(request))
-        while self._kv.much:
-            self._kv.pay_some()
+        self._kv.owe([(r, self._pasts[r.id], missing(r)) for r in new])
         lags.enter(new, [missing(r) for r in new])
         return [b for b, r in enumerate(batch.requests) if r not in lags]
 
@@ -393,6 +394,7 @@ class Eagle(Drafter):
     def release(self, request: Request) -> None:
         """Forget a request."""
         self._pasts.pop(request.id, None)
+        self._again.forget()
         self._kv.drop(request)
         if self._lags is not None:
             self._lags.drop(request)

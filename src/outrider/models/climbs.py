@@ -58,6 +58,7 @@ class Climbs:
         self.net, self.replays, self.usable, self.ids, self.width = net, replays, usable, ids, width
         self.stage = replays.stage
         self.ring = self.stage.machine.ring(net.feature, net.reads, net.dtype)
+        self._last: tuple[Climb, int] | None = None
         self.shown = max(usable, net.plan.vocab if ids is None else int(ids.max()) + 1)
 
     def holds(self, request: Request) -> bool:
@@ -114,7 +115,24 @@ class Climbs:
         width = self.width if kind is Branching else 1
         shape = Shape(count, fresh, depth, width, longest, any(map(filters, requests)), kind)
         made = self.replays.get(shape, lambda s: s.kind(s, self))
-        return None if made is None else made.play(requests, asked, self.stage.book.take(requests))
+        if made is None:
+            return None
+        self._last = None if kind is Reading else (made, max(len(r.tokens) + r.flying for r in requests) + ahead)
+        return made.play(requests, asked, self.stage.book.take(requests))
+
+    def repeat(self, requests: Sequence[Request], further: int) -> bool:
+        """Play what was played last once more, for the same requests, each at most so many tokens `further`; whether that could
+        be done."""
+        if self._last is None:
+            return False
+        made, longest = self._last[0], self._last[1] + further
+        if not made.told or not self.replays.has(made.shape, made) or longest > made.shape.longest:
+            return False
+        self._last = made, longest
+        if self.stage.book.take(requests) != [lane for lane, *_ in made.told]:
+            return False
+        made.replay()
+        return True
 
 
 def offered(depth: int, width: int) -> int:

@@ -75,6 +75,10 @@ class Replays(Generic[T]):
         self._made[shape] = found
         return found
 
+    def has(self, shape: S, made: T) -> bool:
+        """Whether this is what there is for a shape."""
+        return not self.off and self._made.get(shape) is made
+
     def _new(self, make: Callable[[S], T], shape: S) -> T | None:
         """What is made for a shape; where there is no memory for it, once all others are gone."""
         try:
