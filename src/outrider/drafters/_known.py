@@ -32,9 +32,9 @@ class KnownKV:
             self._store(some)
 
     def owe(self, owed: Sequence[tuple[Request, Past, int]]) -> None:
-        """What was not read of these requests' states before a position will be before it is needed. Where they would fill too much
-        memory, as many as are read together are read, of the oldest: launching that takes long, for few or for many, and is for
-        nothing where nobody is given guesses."""
+        """What was not read of these requests' states before a position will be before it is needed. Where they would fill too
+        much memory, as many as are read together are read, of the oldest: launching that takes long, for few or for many, and is
+        for nothing where nobody is given guesses."""
         for request, past, end in owed:
             states = past.rows(past.computed, end) if past.computed < end else None
             if states is not None:
