@@ -57,7 +57,9 @@ class Outcome:
             return None
         if size and (not self.linear or PROBE in self.source[b][:size]):
             return None
-        fresh = self.tokens[b][: kept + 1]
+        fresh = self.tokens[b]
+        if len(fresh) > kept + 1:
+            fresh = fresh[: kept + 1]
         piece = "" if request.text is None else request.text.next(fresh)
         if piece is None:
             return None

@@ -74,7 +74,8 @@ class TextStream:
         strings count, and where a character is not whole."""
         if self._stops or self._waiting or self._open:
             return None
-        pieces = [self._whole(token, self._skip) for token in tokens]
+        whole, skip = self._whole, self._skip
+        pieces = [whole(token, skip) for token in tokens] if len(tokens) > 1 else (whole(tokens[0], skip),)
         if None in pieces:
             return None
         if self._window:

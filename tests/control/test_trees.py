@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -158,3 +160,22 @@ def test_chains_of_a_drafter_of_trees_have_prices_of_their_own() -> None:
     made.add_wait(4, 3, 0.0)
     even = Trees(2.0)
     assert not even.choose(load, made).load.chain
+
+
+def test_a_glance_at_many_who_are_alike_says_what_a_whole_look_says() -> None:
+    """Whether guesses pay at all for a batch of newcomers, against a search among requests that differ by next to nothing."""
+    rng, none = np.random.default_rng(3), 0
+    for _ in range(60):
+        made, free = Costs(), rng.integers(36, 120)
+        made.steady = True
+        for rows in (40, 44, 60, 80, 120, 160, 240, 320):
+            made.add_verify(40, rows, 1e-3 * (1 + 0.03 * max(0, rows - free)))
+        for depth in range(1, 6):
+            made.add_draft(40, depth, 1e-4 * depth * rng.uniform(0.5, 6))
+        chances = np.sort(rng.uniform(0.0, 0.9, 5))[::-1]
+        even = Load(40, 40, 40, np.tile(chances, (40, 1)), np.ones((40, 5)), np.zeros(40, np.int64), np.full(40, 5))
+        uneven = replace(even, accept=even.accept + 1e-12 * rng.uniform(size=(40, 5)))
+        quick, whole = Planner(even, made).best(), Planner(uneven, made).best()
+        assert quick.speed >= 0.98 * whole.speed
+        none += not any(quick.depths)
+    assert 10 < none < 50

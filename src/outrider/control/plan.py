@@ -89,8 +89,9 @@ class Planner:
         high = self.load.high
         if len(high) == 1 and not self.load.low[0]:
             return self._alone(int(high[0]))
-        found = self.value(self.load.low)
-        most = int(high.max(initial=0))
+        found, most = self.value(self.load.low), int(high.max(initial=0))
+        if self._even and alike(self.load, self.costs) <= found.speed:
+            return found
         worth = limits(most, len(high)) if self.load.open is None else self.load.open
         allowed = {most} if self.load.paced else set(range(1, most + 1))
         ways = [way for limit in sorted(allowed.intersection(worth)) if (way := self._way(limit)) is not None]
@@ -99,6 +100,12 @@ class Planner:
             if plan.speed > found.speed:
                 found = plan
         return found
+
+    @property
+    def _even(self) -> bool:
+        """Whether there are many of whom nothing is known that would tell them apart."""
+        load = self.load
+        return len(load.high) > MANY and not load.low.any() and bool((load.accept == load.accept[0]).all())
 
     def value(self, depths: Ints) -> Plan:
         """What given depths are worth."""
@@ -163,14 +170,18 @@ class Planner:
 
 
 def alike(load: Load, costs: Costs) -> float:
-    """Tokens per second if everybody looked as far ahead as pays best, and was like the mean of them: an impression."""
-    count, levels = len(load.high), np.arange(1.0, load.accept.shape[1] + 1)
+    """Tokens per second if all, or some eighths of them, looked as far ahead as pays best, and were like their mean."""
+    levels = np.arange(1.0, load.accept.shape[1] + 1)
     offered = np.cumprod(load.offer.mean(axis=0))
     value = np.minimum(offered, np.cumprod((load.accept * (load.offer if load.reach is None else load.reach)).mean(axis=0)))
-    rows = load.rows + count * load.width * np.cumsum(offered)
-    drafting = costs.drafts(count, levels, load.chain) + costs.waits(load.batch, levels, load.chain)
-    seconds = costs.verify(load.batch, rows, load.chain) + drafting + costs.other(load.batch)
-    return float(((load.ready + count * np.cumsum(value)) / seconds).max())
+    counts = sorted({-(-len(load.high) * part // 8) for part in range(1, 9)})
+    each = {bucket(count): costs.drafts(count, levels, load.chain) for count in counts}
+    gains, rows = np.cumsum(value), load.width * np.cumsum(offered)
+    drafting = np.stack([each[bucket(count)] for count in counts])
+    beside = costs.waits(load.batch, levels, load.chain) + costs.other(load.batch)
+    many = np.array(counts, dtype=np.float64)[:, None]
+    passes = costs.verify(load.batch, (load.rows + many * rows).ravel(), load.chain).reshape(drafting.shape)
+    return float(((load.ready + many * gains) / (passes + drafting + beside)).max())
 
 
 def limits(most: int, requests: int = 1) -> list[int]:

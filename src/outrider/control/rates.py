@@ -179,6 +179,8 @@ def estimate(own: Track, beliefs: Beliefs, pull: float = PULL) -> list[float]:
 
 def estimates(tracks: Sequence[Track], beliefs: Beliefs, pull: float = PULL) -> NDArray[np.float64]:
     """`estimate` for several requests, `[N, positions]`."""
+    if not any(t.age for t in tracks):  # nothing is known of anybody
+        return np.tile(np.array(beliefs.newcomers), (len(tracks), 1))
     hits, tests = np.array([t.hits for t in tracks]), np.array([t.tests for t in tracks])
     new = np.maximum(0.0, 1.0 - np.array([t.age for t in tracks]) / EARLY)[:, None]
     everybody, newcomers = np.array(beliefs.everybody), np.array(beliefs.newcomers)
