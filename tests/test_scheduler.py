@@ -240,7 +240,7 @@ def ahead(seed: int, shortcut: bool) -> tuple[list[tuple[Any, ...]], int]:
         while flying and not blind:
             landing(own, rng, *flying.pop(0))
         if not shortcut:
-            own._steady = None
+            own._steady, own._writing = None, lambda blind: None  # type: ignore[method-assign]
         before = own._steady
         batch = own.next(blind)
         steady += before is not None and own._steady is before

@@ -174,7 +174,7 @@ class Scheduler:
                 if not cache.reserve(request, need):
                     return None
             rooms.append(room)
-        if short:
+        if short and not self.waiting:
             self._foresee()
         self._last = Work.WRITE
         if not blind:

@@ -173,8 +173,8 @@ def test_a_glance_at_many_who_are_alike_says_what_a_whole_look_says() -> None:
         for depth in range(1, 6):
             made.add_draft(40, depth, 1e-4 * depth * rng.uniform(0.5, 6))
         chances = np.sort(rng.uniform(0.0, 0.9, 5))[::-1]
-        even = Load(40, 40, 40, np.tile(chances, (40, 1)), np.ones((40, 5)), np.zeros(40, np.int64), np.full(40, 5))
-        uneven = replace(even, accept=even.accept + 1e-12 * rng.uniform(size=(40, 5)))
+        even = Load(40, 40, 40, np.tile(chances, (40, 1)), np.ones((40, 5)), np.zeros(40, np.int64), np.full(40, 5), fresh=True)
+        uneven = replace(even, fresh=False, accept=even.accept + 1e-12 * rng.uniform(size=(40, 5)))
         quick, whole = Planner(even, made).best(), Planner(uneven, made).best()
         assert quick.speed >= 0.98 * whole.speed
         none += not any(quick.depths)

@@ -183,6 +183,7 @@ class Book:
             low,
             high,
             reach=estimates([s.reach for s in states], reached, offering),
+            fresh=not any(s.accept.age for s in states),
         )
 
     def _turn(self, state: State, item: Committed, beliefs: Beliefs) -> bool:

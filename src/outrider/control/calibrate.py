@@ -35,6 +35,7 @@ def calibrate(
     controller.overlaps = controller.costs.steady = target.device.type == "cuda"
     if controller.costs.measured:
         return 0
+    chain = controller.known.trees is not None and controller.known.trees.chain(1.0)  # that is what is passed here
     begin, spent, measured, ids = clock(), 0.0, 0, count(-1, -1)
     for size, guesses in GRID:
         requests = [_dummy(next(ids)) for _ in range(size)]
@@ -47,7 +48,7 @@ def calibrate(
                     return measured
                 took = _pass(target, requests, guesses, clock)
                 if turn:
-                    controller.costs.add_verify(size, size * (1 + guesses), took)
+                    controller.costs.add_verify(size, size * (1 + guesses), took, chain)
                     spent, measured = spent + clock() - now, measured + 1
         except torch.OutOfMemoryError:  # so large a batch will not be met
             break

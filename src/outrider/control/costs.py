@@ -208,7 +208,7 @@ class Costs:
     guesses of the host cannot be: what they wait for grows with the whole batch, however few are drafted for. `steady`: passes
     take what they take, by a device's own clock: one size tells less of another (a few rows more may mean a larger graph), and
     passes without guesses, which have graphs of their own, tell nothing of those with few. `chain`: of a drafter of trees,
-    guesses that are chains, which may be made in another way; what is known of one kind alone holds for both."""
+    guesses that are chains, which may be made in another way; where little is known of one kind, the other's holds for both."""
 
     def __init__(self) -> None:
         self._plain: dict[int, Curve] = {}
@@ -243,7 +243,7 @@ class Costs:
 
     def verify(self, batch: int, rows: Floats, chain: bool = False) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
-        size, wide = bucket(batch), self._verify[chain] or self._verify[not chain]
+        size, wide = bucket(batch), _either(self._verify, chain)
         if not self._plain or not wide:
             return _borrowed(wide or self._plain, size, rows)
         plain, guessing = _borrowed(self._plain, size, np.minimum(rows, batch)), _borrowed(wide, size, rows)
@@ -258,7 +258,7 @@ class Costs:
 
     def drafts(self, batch: int, depths: Floats, chain: bool = False) -> Floats:
         """Seconds of drafting so many levels for `batch` requests; 0 while nothing is known."""
-        curves = self._draft[chain] or self._draft[not chain]
+        curves = _either(self._draft, chain)
         return _borrowed(curves, bucket(batch), depths) if curves else np.zeros_like(depths)
 
     def draft(self, batch: int, depth: int, chain: bool = False) -> float:
@@ -274,7 +274,7 @@ class Costs:
     def waits(self, batch: int, depths: Floats, chain: bool = False) -> Floats:
         """Seconds that guesses to such depths add beside drafting and verifying; of larger batches than any seen, more in
         proportion."""
-        curves = self._wait[chain] or self._wait[not chain]
+        curves = _either(self._wait, chain)
         if not curves:
             return np.zeros_like(depths)
         size = bucket(batch)
@@ -298,6 +298,14 @@ class Costs:
     def tried(self) -> bool:
         """Whether it is known what drafting takes, at least for some depth."""
         return any(self._draft)
+
+
+def _either(tables: tuple[dict[int, Curve], dict[int, Curve]], chain: bool) -> dict[int, Curve]:
+    """The curves of one kind, and the other's for sizes of which it has hardly any."""
+    own, others = tables[chain], tables[not chain]
+    if not own or not others:
+        return own or others
+    return others | {size: curve for size, curve in own.items() if len(curve.cells) > 1 or size not in others}
 
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:

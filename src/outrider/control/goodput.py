@@ -119,8 +119,9 @@ class Goodput:
             self._stalls.use(len(batch), max(depths))
             self._trees.used(len(batch))
         self._judge.tick(len(batch))
-        self._book.ask(batch, depths, probes, batch.blind, foreseen, any(depths) and self._trees.linear)
-        return self._shape.budget(batch, depths, self._trees.now)
+        budget = self._shape.budget(batch, depths, self._trees.now)
+        self._book.ask(batch, depths, probes, batch.blind, foreseen, self._trees.chains(budget))
+        return budget
 
     @property
     def resting(self) -> bool:
@@ -180,8 +181,7 @@ class Goodput:
 
     def _regret(self, event: StepEvent, wall: float) -> None:
         """A round with guesses that was under way when they were given up: if it paid, the plan is made anew."""
-        batch, tokens = len(event.committed), sum(len(item.tokens) for item in event.committed)
-        self._given_up = False
+        batch, tokens, self._given_up = len(event.committed), sum(len(item.tokens) for item in event.committed), False
         if tokens * self._usual.seconds(self._book.round, batch, batch) > batch * wall:
             self._again()
 

@@ -31,7 +31,8 @@ class Load:
     bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
     before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
     drafter itself goes no deeper than it pays, so that it is let or not. `open`: depths that may be used at all (None: any).
-    `chain`: of a drafter of trees, guesses are to be chains."""
+    `chain`: of a drafter of trees, guesses are to be chains. `fresh`: nobody has a record yet, so that all have the same
+    chances."""
 
     batch: int
     ready: int
@@ -45,6 +46,7 @@ class Load:
     paced: bool = False
     open: frozenset[int] | None = None
     chain: bool = False
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class Planner:
     def _even(self) -> bool:
         """Whether there are many of whom nothing is known that would tell them apart."""
         load = self.load
-        return len(load.high) > MANY and not load.low.any() and bool((load.accept == load.accept[0]).all())
+        return load.fresh and len(load.high) > MANY and not load.low.any()
 
     def value(self, depths: Ints) -> Plan:
         """What given depths are worth."""
@@ -171,9 +173,11 @@ class Planner:
 
 def alike(load: Load, costs: Costs) -> float:
     """Tokens per second if all, or some eighths of them, looked as far ahead as pays best, and were like their mean."""
-    levels = np.arange(1.0, load.accept.shape[1] + 1)
-    offered = np.cumprod(load.offer.mean(axis=0))
-    value = np.minimum(offered, np.cumprod((load.accept * (load.offer if load.reach is None else load.reach)).mean(axis=0)))
+    most = min(load.accept.shape[1], max(1, int(load.high.max(initial=0))))
+    levels = np.arange(1.0, most + 1)
+    offered = np.cumprod(load.offer.mean(axis=0)[:most])
+    reached = load.accept * (load.offer if load.reach is None else load.reach)
+    value = np.minimum(offered, np.cumprod(reached.mean(axis=0)[:most]))
     counts = sorted({-(-len(load.high) * part // 8) for part in range(1, 9)})
     each = {bucket(count): costs.drafts(count, levels, load.chain) for count in counts}
     gains, rows = np.cumsum(value), load.width * np.cumsum(offered)

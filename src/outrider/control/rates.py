@@ -90,11 +90,11 @@ class Record:
         """A round that told nothing about anybody."""
         self._rested += 1
 
-    def add(self, seen: Sequence[int], won: Sequence[int], keep: float) -> None:
-        """A round's tests and hits by position; what is older is worth `keep` where there are any."""
+    def add(self, seen: Sequence[int], won: Sequence[int], keep: float, each: bool = False) -> None:
+        """A round's tests and hits by position; what is older is worth `keep` where there are any: after each one, or all."""
         tests, hits = self.lately.tests, self.lately.hits
         for i, count in enumerate(seen):
-            share = keep if count else FADE
+            share = FADE if not count else keep**count if each else keep
             tests[i], hits[i] = share * tests[i] + count, share * hits[i] + won[i]
         if seen and seen[0]:
             self.lasting = LASTING * self.lasting[0] + seen[0], LASTING * self.lasting[1] + won[0]
@@ -153,7 +153,7 @@ class Rates:
                 own.hits[i] *= FADE
         self.common.add(seen, won, COMMON)
         if any(new):
-            self.newcomers.add(new, good, NEWER ** new[0])
+            self.newcomers.add(new, good, NEWER, each=True)
 
     def doubt(self, share: float) -> None:
         """For this share of those who write the record no longer holds."""

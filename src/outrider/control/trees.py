@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, takewhile
 
+from ..types import Budget
 from .costs import CROWD, Costs, Floats, bucket
 from .plan import Load, Planner, alike
 
@@ -30,7 +31,7 @@ class Trees:
 
     def __init__(self, full: float, fixed: bool = False) -> None:
         self.full, self.now = full, full
-        self._mean, self._means = full, dict[int, float]()
+        self._mean, self._means, self._seen = full, dict[int, float](), full
         narrower = takewhile(lambda width: width < full, (2.0**i for i in count()))
         self.widths = (full,) if fixed else (*narrower, full)
         self._of: dict[int, tuple[float, int]] = {}
@@ -38,6 +39,10 @@ class Trees:
     def chain(self, width: float) -> bool:
         """Whether guesses of this width are chains, of a drafter that makes others, too."""
         return width == 1.0 < self.full
+
+    def chains(self, budget: Budget) -> bool:
+        """Whether this is what a budget asks such a drafter for: nobody has more nodes than levels."""
+        return self.chain(1.0) and budget.any and budget.nodes == budget.depth
 
     @property
     def linear(self) -> bool:
@@ -51,13 +56,14 @@ class Trees:
     def used(self, batch: int = 1) -> None:
         """A round with guesses of this width, in such a batch."""
         size = bucket(batch)
-        self._means[size] = self._mean = LATELY * self._means.get(size, self._mean) + (1 - LATELY) * self.now
+        self._mean = LATELY * self._mean + (1 - LATELY) * self.now
+        self._means[size] = LATELY * self._means.get(size, self._mean) + (1 - LATELY) * self.now
 
     def choose(self, load: Load, costs: Costs) -> Planner:
         """The width that promises most for a load, and the arithmetic for it. Batches of other sizes have other widths."""
         size = bucket(load.batch)
         self.now, plans = self._of.get(size, (self.full, 0))
-        self._mean = self._means.get(size, self._mean)  # what is believed of such batches was mostly seen in them
+        self._seen = self._means.get(size, self._mean) if load.fresh else self._mean  # newcomers were mostly seen in such batches
         planner = Planner(self._load(load, self.now), costs)
         if len(self.widths) > 1 and plans % SOME == 0 and load.batch > CROWD:  # weighing all takes long
             found = {
@@ -80,10 +86,14 @@ class Trees:
     def _load(self, load: Load, width: float) -> Load:
         """A load measured under the widths of late, as it would be with another one."""
         rows, chain = max(1.0, min(load.width * width / self._mean, width)), self.chain(width)
-        if width == self._mean:
-            return load if load.chain == chain else replace(load, chain=chain)
-        return replace(load, accept=self.chances(load.accept, width), width=rows, chain=chain)
+        rows = load.width if width == self._mean else rows
+        return replace(load, accept=_wider(load.accept, width / self._seen), width=rows, chain=chain)
 
     def chances(self, accept: Floats, width: float) -> Floats:
         """Chances of acceptance that were measured under the widths of late, as they would be with another one."""
-        return accept if width == self._mean else (1 - (1 - accept) * (width / self._mean) ** -STEEP).clip(0.0, 1.0)
+        return _wider(accept, width / self._mean)
+
+
+def _wider(accept: Floats, times: float) -> Floats:
+    """Chances of guesses so many times as wide."""
+    return accept if times == 1.0 else (1 - (1 - accept) * times**-STEEP).clip(0.0, 1.0)

@@ -50,12 +50,20 @@ class Again:
         return proposal
 
     def passed(self, batch: Batch, proposal: Proposal, captured: bool) -> bool:
-        """Told of every round: whether it was such a repetition, after which things stand as they did after the round before."""
+        """Told of every round: whether it was such a repetition, after which things stand as they did after the round before. None
+        is beside other drafters, which may bring more tokens than its own guesses, and are known by copying a proposal."""
         like = self._like
         if like is None or proposal is not like.proposal or not captured or not batch.blind:
             self._like = None
             return False
         return self._repeated
+
+    def read(self, request: Request) -> int:
+        """Below which position a request has KV for certain, as far as repetitions know: what the last round but one brought."""
+        like = self._like
+        if like is None or self._left == ROUNDS or request not in like.requests:
+            return 0
+        return max(0, len(request.tokens) - 2 - max(like.budget.nodes))
 
     def forget(self) -> None:
         """Somebody is gone."""

@@ -40,8 +40,13 @@ class KnownKV:
             if states is not None:
                 self._owed[request.id] = request, states, end
             past.read(end)
-        while sum(states.nbytes for _, states, _ in self._owed.values()) > KEPT:
+        while self._kept() > KEPT:
             self.make(self._taken([r for r, _, _ in next(together(list(self._owed.values()), WIDE))]))
+
+    def _kept(self) -> int:
+        """Bytes that what is owed keeps: states of several requests lie in one table."""
+        tables = (states.untyped_storage() for _, states, _ in self._owed.values())
+        return sum({table.data_ptr(): table.nbytes() for table in tables}.values())
 
     def pay(self, requests: Sequence[Request]) -> None:
         """Make what is owed for these."""

@@ -164,7 +164,7 @@ class Eagle(Drafter):
         climber = self.chain if linear and not drawn else self.climber
         ground = self._read([batch.requests[b] for b in members], climber.fed(max(limits.depths)))
         width, chain = climber.width, climber.width == 1
-        tokens, parents, sizes = (climber.strands if chain or drawn else climber.branching)(ground, limits)
+        tokens, parents, sizes = (climber.strands if self.climber.width == 1 or drawn else climber.branching)(ground, limits)
         hope = climber.hope
         self._hopes |= {batch.requests[b].id: None if hope is None else hope[c] for c, b in enumerate(members)}
         most = [width * d if chain or drawn else width + (d - 1) * width**2 for d in limits.depths]
@@ -388,8 +388,8 @@ class Eagle(Drafter):
 
     def shared(self, request: Request) -> int:
         """See `protocols.Sharing`."""
-        past = self._pasts.get(request.id)
-        return self._kv.made(request, past.computed) if past is not None and not past.base else 0
+        past, again = self._pasts.get(request.id), self._again.read(request)
+        return self._kv.made(request, max(past.computed, again)) if past is not None and not past.base else 0
 
     def release(self, request: Request) -> None:
         """Forget a request."""

@@ -107,6 +107,7 @@ class Climbs:
     def _play(
         self, requests: Sequence[Request], asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
+        self._last = None  # which would keep the memory of all graphs, if that were needed now
         ahead = max(a.unread for a in asked) + depth
         longest = bucket(max(len(r.tokens) + r.flying for r in requests) + ahead, LENGTHS)
         count = bucket(len(requests), GUESSING)
