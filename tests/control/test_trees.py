@@ -179,3 +179,14 @@ def test_a_glance_at_many_who_are_alike_says_what_a_whole_look_says() -> None:
         assert quick.speed >= 0.98 * whole.speed
         none += not any(quick.depths)
     assert 10 < none < 50
+
+
+def test_one_sample_of_a_chain_does_not_hide_what_is_known_of_trees() -> None:
+    made = Costs()
+    made.steady = True
+    for batch in (1, 8, 32):
+        for rows in (batch, 2 * batch, 8 * batch):
+            made.add_verify(batch, rows, 5e-3 * (1 + 1e-4 * rows))
+    before = [made.plain(32, 128, chain=True), made.plain(8, 64, chain=True)]
+    made.add_verify(8, 16, 5e-3, chain=True)
+    assert [made.plain(32, 128, chain=True), made.plain(8, 64, chain=True)] == pytest.approx(before, rel=0.02)

@@ -305,7 +305,8 @@ def _either(tables: tuple[dict[int, Curve], dict[int, Curve]], chain: bool) -> d
     own, others = tables[chain], tables[not chain]
     if not own or not others:
         return own or others
-    return others | {size: curve for size, curve in own.items() if len(curve.cells) > 1 or size not in others}
+    known = {size: len(curve.cells) for size, curve in others.items()}
+    return others | {size: c for size, c in own.items() if len(c.cells) > 1 or known.get(size, 0) <= len(c.cells)}
 
 
 def _borrowed(curves: dict[int, Curve], size: int, at: Floats) -> Floats:
