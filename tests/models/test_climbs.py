@@ -265,8 +265,8 @@ if CUDA:
 
     @pytest.mark.parametrize("name", OPTIONS)
     def test_rounds_that_are_alike_are_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The guesses are the same as if each round had been looked at. Requests end at different times, and one wants no guesses.
-        On a CPU whoever guards guesses hands on copies, and none is repeated."""
+        """The guesses are the same as if each round had been looked at. Requests end at different times, and one wants none. On a
+        CPU whoever guards guesses hands on copies, and no round is repeated."""
         told, repeat = list[bool](), climbs.Climbs.repeat
 
         def noting(self: climbs.Climbs, *given: Any) -> bool:
