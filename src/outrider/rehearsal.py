@@ -26,9 +26,9 @@ from .watch import Watch
 SIZES = (1, 4, 2, 8, 16, 32, 64)
 """Requests of a batch, the most telling first."""
 MOST = max(SIZES)
-SETTLING, PLAIN, ROUNDS = 2, 6, 5
+SETTLING, PLAIN, ROUNDS = 2, 9, 5
 """Rounds that tell nothing (what comes next is captured in the time of the first, and played in the second), those without
-guesses, which are launched ahead, and those of each depth and width."""
+guesses, which are launched ahead (so many that reading what they leave is captured, too), and those of each depth and width."""
 SECONDS, WHOLE = 4.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
@@ -57,8 +57,8 @@ class Scene:
     rounds: int
 
 
-CALM = Scene(0, 1.0, 1)
-"""A round without guesses."""
+CALM, PAUSE = Scene(0, 1.0, 1), Scene(0, 1.0, PLAIN)
+"""A round without guesses, and some in a row."""
 
 
 class Drill(Goodput):
@@ -112,8 +112,7 @@ class Rehearsal:
 
     def whole(self) -> int:
         """All depths for all sizes of batches; how many sizes there was time and memory for."""
-        plain = Scene(0, 1.0, PLAIN)
-        played = (self._play(size, [plain, *self._scenes(size, self.depths, ROUNDS)]) for size in self.sizes if self._goes_on)
+        played = (self._play(size, [PAUSE, *self._scenes(size, self.depths, ROUNDS)]) for size in self.sizes if self._goes_on)
         return self._ended(list(played))
 
     def again(self) -> int:
@@ -121,7 +120,7 @@ class Rehearsal:
         now and then, though nobody guesses, goes the same way."""
         stalls = self.drill.known.stalls
         used = {size: [d for d in self.depths if d == 1 or stalls.used(size, d)] for size in self.sizes}
-        scenes = {size: [CALM, *self._scenes(size, depths, 1)] for size, depths in used.items()}
+        scenes = {size: [PAUSE, *self._scenes(size, depths, 1)] for size, depths in used.items()}
         return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
 
     def _scenes(self, size: int, depths: Sequence[int], rounds: int) -> list[Scene]:
