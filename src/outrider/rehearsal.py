@@ -9,7 +9,7 @@ the text is kept, nor how often guesses came true in it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .config import SamplingParams
@@ -112,29 +112,29 @@ class Rehearsal:
 
     def whole(self) -> int:
         """All depths for all sizes of batches; how many sizes there was time and memory for."""
-        played = (self._play(size, [PAUSE, *self._scenes(size, self.depths, ROUNDS)]) for size in self.sizes if self._goes_on)
-        return self._ended(list(played))
+        return self._played({size: self._scenes(size, self.depths, ROUNDS) for size in self.sizes})
 
     def again(self) -> int:
         """What was used since the last rehearsal, once: it has to be captured anew. The least guesses always are: what is read
         now and then, though nobody guesses, goes the same way."""
         stalls = self.drill.known.stalls
         used = {size: [d for d in self.depths if d == 1 or stalls.used(size, d)] for size in self.sizes}
-        scenes = {size: [PAUSE, *self._scenes(size, depths, 1)] for size, depths in used.items()}
-        return self._ended([self._play(size, some) for size, some in scenes.items() if self._goes_on])
+        return self._played({size: self._scenes(size, depths, 1) for size, depths in used.items()})
 
     def _scenes(self, size: int, depths: Sequence[int], rounds: int) -> list[Scene]:
         least = self.drill.widths[0]
         pairs = [(depth, width) for depth in depths for width in self.drill.widths]
-        return [Scene(d, w, rounds) for d, w in pairs if w == least or size * (1 + d * w) <= ROWS]
+        return [PAUSE, *(Scene(d, w, rounds) for d, w in pairs if w == least or size * (1 + d * w) <= ROWS)]
 
     @property
     def _goes_on(self) -> bool:
         in_time = self._spent < SECONDS and time.perf_counter() - self._begun < WHOLE
         return in_time and self.engine.drafter.working and self.sound
 
-    def _ended(self, played: Sequence[bool]) -> int:
-        """What stalled did so for good, and from now on it is counted what is used. What was not played is not there."""
+    def _played(self, scenes: Mapping[int, Sequence[Scene]]) -> int:
+        """Play scenes, by size of the batch; how many sizes came to their end. What stalled did so for good, and from now on it
+        is counted what is used. What was not played is not there."""
+        played = [self._play(size, some) for size, some in scenes.items() if self._goes_on]
         stalls = self.drill.known.stalls
         stalls.prices.clear()
         stalls.met = dict.fromkeys(self._met, 0) if self.sound else {}

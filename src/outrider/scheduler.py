@@ -18,7 +18,7 @@ from enum import IntEnum
 from . import logprobs
 from .errors import OutOfMemory
 from .protocols import Cache
-from .steady import SOON, Steady, longest, reach
+from .steady import Steady, longest, reach, soon
 from .types import Batch, Finish, Request
 
 CHUNK = 512
@@ -153,8 +153,7 @@ class Scheduler:
             return None
         ready = tuple(r.computed + pending == len(r.tokens) for r, pending, _ in chosen)
         rooms_out = tuple(room for _, _, room in chosen)
-        batch = Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind, bool(self.waiting))
-        return batch
+        return Batch(tuple(r for r, _, _ in chosen), tuple(p for _, p, _ in chosen), ready, rooms_out, blind, bool(self.waiting))
 
     def _writing(self, blind: bool) -> Batch | None:
         """The next round's batch where everybody writes, and there is memory for all they wish: what takes no more than a look at
@@ -188,7 +187,7 @@ class Scheduler:
         """Somebody needed another block. Whoever will soon has one now, so that block tables change once for all of them, and not
         in every round for a few."""
         for request in self.running:
-            self.cache.reserve(request, min(reach(request) + SOON, longest(request)) + self.lookahead)
+            self.cache.reserve(request, soon(request) + self.lookahead)
 
     def _turn(self, able: list[Fed]) -> list[Fed]:
         """One kind of work alone; each kind that there is gets its turn."""

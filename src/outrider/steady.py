@@ -25,9 +25,9 @@ class Steady:
 
     @classmethod
     def of(cls, batch: Batch, cache: Cache) -> Steady | None:
-        """None for one in which somebody does not write, or is about to end."""
+        """Of a batch in which everybody writes; None where somebody is about to end."""
         left = min(request.room - request.flying for request in batch.requests) - 2
-        if left < 1 or not batch.writes:
+        if left < 1:
             return None
         taken = zip(batch.requests, batch.room, strict=True)
         spare = [cache.room(request) - reach(request) - room for request, room in taken]
@@ -40,13 +40,12 @@ class Steady:
             return False
         if self.gone <= self.least:
             return True
-        for b, spare in enumerate(self.spare):
+        for b, spare in enumerate(self.spare):  # for those who need it soon, all at once
             if spare >= self.gone + SOON:
                 continue
             request = self.now.requests[b]
             at, room = reach(request), self.now.room[b]
-            there = cache.reserve(request, min(at + SOON, longest(request)) + room)  # of those who need it soon, all at once
-            if not there and not cache.reserve(request, at + room):
+            if not cache.reserve(request, soon(request) + room) and not cache.reserve(request, at + room):
                 return False
             self.spare[b] = self.gone + cache.room(request) - at - room
         self.least = min(self.spare)
@@ -61,6 +60,11 @@ class Steady:
 def reach(request: Request) -> int:
     """Virtual indices that are taken, or may be by the round in flight."""
     return len(request.tokens) + request.flying
+
+
+def soon(request: Request) -> int:
+    """Virtual indices that will be taken before long."""
+    return min(reach(request) + SOON, longest(request))
 
 
 def longest(request: Request) -> int:

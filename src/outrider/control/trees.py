@@ -7,7 +7,6 @@ measured of the width in use puts that right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, takewhile
 
@@ -64,30 +63,19 @@ class Trees:
         size = bucket(load.batch)
         self.now, plans = self._of.get(size, (self.full, 0))
         self._seen = self._means.get(size, self._mean) if load.fresh else self._mean  # newcomers were mostly seen in such batches
-        planner = Planner(self._load(load, self.now), costs)
-        if len(self.widths) > 1 and plans % SOME == 0 and load.batch > CROWD:  # weighing all takes long
-            found = {
-                width: alike(self._load(load, width), costs) * (STAYS if width == self.now else 1.0) for width in self.widths
-            }
-            self.now = max(self.widths, key=found.__getitem__)
-            planner = Planner(self._load(load, self.now), costs)
-        elif len(self.widths) > 1 and plans % SOME == 0:
-            best = STAYS * planner.best().speed
-            for width, other in self._others(load, costs):
-                speed = other.best().speed
-                if speed > best:
-                    best, self.now, planner = speed, width, other
+        due = len(self.widths) > 1 and plans % SOME == 0
+        planners = {w: Planner(self._load(load, w), costs) for w in (self.widths if due else (self.now,))}
+        if due:
+            crowd = load.batch > CROWD  # then a glance has to do: weighing all takes long
+            speeds = {w: alike(p.load, costs) if crowd else p.best().speed for w, p in planners.items()}
+            self.now = max(speeds, key=lambda w: speeds[w] * (STAYS if w == self.now else 1.0))
         self._of[size] = self.now, plans + 1
-        return planner
-
-    def _others(self, load: Load, costs: Costs) -> Iterator[tuple[float, Planner]]:
-        return ((width, Planner(self._load(load, width), costs)) for width in self.widths if width != self.now)
+        return planners[self.now]
 
     def _load(self, load: Load, width: float) -> Load:
         """A load measured under the widths of late, as it would be with another one."""
-        rows, chain = max(1.0, min(load.width * width / self._mean, width)), self.chain(width)
-        rows = load.width if width == self._mean else rows
-        return replace(load, accept=_wider(load.accept, width / self._seen), width=rows, chain=chain)
+        rows = load.width if width == self._mean else max(1.0, min(load.width * width / self._mean, width))
+        return replace(load, accept=_wider(load.accept, width / self._seen), width=rows, chain=self.chain(width))
 
     def chances(self, accept: Floats, width: float) -> Floats:
         """Chances of acceptance that were measured under the widths of late, as they would be with another one."""

@@ -108,8 +108,8 @@ class Climbs:
         self, requests: Sequence[Request], asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         self._last = None  # which would keep the memory of all graphs, if that were needed now
-        ahead = max(a.unread for a in asked) + depth
-        longest = bucket(max(len(r.tokens) + r.flying for r in requests) + ahead, LENGTHS)
+        reach = max(len(r.tokens) + r.flying for r in requests) + max(a.unread for a in asked) + depth
+        longest = bucket(reach, LENGTHS)
         count = bucket(len(requests), GUESSING)
         if fresh is None or longest is None or count is None:
             return None
@@ -118,7 +118,7 @@ class Climbs:
         made = self.replays.get(shape, lambda s: s.kind(s, self))
         if made is None:
             return None
-        self._last = None if kind is Reading else (made, max(len(r.tokens) + r.flying for r in requests) + ahead)
+        self._last = None if kind is Reading else (made, reach)
         return made.play(requests, asked, self.stage.book.take(requests))
 
     def repeat(self, requests: Sequence[Request], further: int) -> bool:
