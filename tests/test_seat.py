@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -124,7 +125,8 @@ def test_memory_comes_back_empty() -> None:
 
 
 def test_a_roomier_shape_stands_in_for_one_that_is_seldom_wanted() -> None:
-    replays: Replays[str] = Replays(None, "test")  # type: ignore[arg-type]
+    machine = SimpleNamespace(patient=True)
+    replays: Replays[str] = Replays(SimpleNamespace(machine=machine), "test")  # type: ignore[arg-type]
     made: list[str] = []
 
     def make(name: str) -> str:
@@ -137,6 +139,8 @@ def test_a_roomier_shape_stands_in_for_one_that_is_seldom_wanted() -> None:
     assert replays.get((1, 2, ("b",)), lambda _: make("other")) == "other", "of another kind, nothing can stand in"
     assert replays.get((4, 2, ("a",)), lambda _: make("larger")) == "larger"
     assert made == ["large", "small", "other", "larger"]
+    machine.patient = False
+    assert replays.get((3, 2, ("a",)), lambda _: make("exact")) == "exact", "whoever measures gets what was asked for"
 
 
 def test_what_is_roomier() -> None:

@@ -35,7 +35,8 @@ from ..errors import BadInput
 from ..protocols import Drafter, Forcing, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
-from . import _joint
+from . import _beats, _joint
+from ._beats import Beats
 from ._ledger import Entry, Ledger
 from ._members import Cold, Hand, Member, members
 from ._panel import Panel, reach
@@ -55,8 +56,6 @@ _DEEPER = 6
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
 """Tokens that each row of a lesser guess must be expected to bring to be verified beside the better one."""
-_HOTTER = 1.15
-"""Times more tokens that a lookup must promise than members whose rounds are launched ahead."""
 
 
 @register("hybrid")
@@ -118,7 +117,7 @@ class Hybrid(Panel):
         self._cold = Cold((), False, 0)
         self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._costs, self._timed, self._rounds, self._look = Costs(), False, 0, 0
+        self._costs, self._timed, self._rounds, self._look, self._beats = Costs(), False, 0, 0, Beats()
         # The last guess: when, for how many in how many rows, rounds since.
         self._ended, self._sent, self._passed = 0.0, (0, 0), 0
 
@@ -127,9 +126,10 @@ class Hybrid(Panel):
         renewed = [m.reason is None and m.drafter.renew() for m in self.members]  # each of them, whatever the others can
         if not all(renewed):
             return False
-        before, known = self.members, (self._costs, self._timed)
+        before, known = self.members, (self._costs, self._timed, self._beats)
         self._join([m.drafter for m in before], self.merge, self.whole)
-        self._costs, self._timed = known
+        self._costs, self._timed, self._beats = known
+        self._beats.pause()
         for old, member in zip(before, self.members, strict=True):
             member.clock, member.pace = old.clock, old.pace
         return True
@@ -148,7 +148,8 @@ class Hybrid(Panel):
             return self._crowded(requests)
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
-            least, lookups = _HOTTER * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
+            longer = _beats.HOPED if any(r.classical for r in requests) else self._beats.ratio
+            least, lookups = longer * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
             most = max((self._promise(m, r) for m in lookups for r in requests), default=0.0)
             until = self._rounds + (_STANDS if most < least / 4 else 0)
             self._cold = Cold(texts, most < least, until)
@@ -175,6 +176,7 @@ class Hybrid(Panel):
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
         started, self._solo = time.perf_counter(), NONE
+        self._beats.begin(started, batch.blind, len(batch))
         self._settle(batch)
         if self._passed == 1:
             self._costs.add_verify(*self._sent, started - self._ended)
@@ -355,6 +357,7 @@ class Hybrid(Panel):
     def _idle(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
         self._parts, self._maps, nothing = {}, {}, self._nothing(len(batch))
+        self._beats.pause()
         self._settle(batch)
         self._ledger.pause(batch.requests)
         for member in (m for m in self.members if m.reason is None):

@@ -62,7 +62,7 @@ class Replays(Generic[T]):
         where it cannot be."""
         if self.off:
             return None
-        if shape not in self._made and self._wanted[shape] < PATIENCE:
+        if shape not in self._made and self._wanted[shape] < PATIENCE and self.stage.machine.patient:
             self._wanted[shape] += 1
             shape = cast(S, min((s for s in self._made if within(shape, s)), default=shape))
         found = self._made.pop(shape, None)

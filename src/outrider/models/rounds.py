@@ -272,7 +272,9 @@ class Round:
 
 
 class Machine:
-    """What all rounds share: the decoder, its KV, the lanes, memory for graphs. `spare` is asked for memory that nobody uses."""
+    """What all rounds share: the decoder, its KV, the lanes, memory for graphs. `spare` is asked for memory that nobody uses;
+    `patient`: what is roomier may stand in for what was seldom wanted, which whoever measures has to forbid; `count`: graphs that
+    were ever captured."""
 
     def __init__(self, decoder: Decoder, cache: Any, lanes: Lanes, usable: int, max_len: int) -> None:
         self.graphs = lanes.last.device.type == "cuda"
@@ -281,6 +283,7 @@ class Machine:
         self.group = decoder.group
         self._memory: GraphMemory | None = None
         self.spare: Callable[[], None] = lambda: None
+        self.patient, self.count = True, 0
         self._kept: dict[tuple[Any, ...], Any] = {}
         self._wanted = Counter[Shape]()
         self.rings: dict[str, Ring] = {}
@@ -304,6 +307,7 @@ class Machine:
         """`work` as a graph, in the memory that all graphs of this target share."""
         if self._memory is None:
             self._memory = GraphMemory(self.lanes.last.device)
+        self.count += 1
         return self._memory.capture(work)
 
     def ring(self, feature: str, width: int, dtype: torch.dtype) -> Ring:
@@ -325,7 +329,7 @@ class Machine:
         if shape.tree and self._moved != (moved := tuple((g.data_ptr(), tuple(g.shape)) for g in self.cache.groups())):
             self._kept = {s: r for s, r in self._kept.items() if not (isinstance(s, Shape) and s.tree)}
             self._moved = moved
-        if shape not in self._kept and self._wanted[shape] < PATIENCE:
+        if self.patient and shape not in self._kept and self._wanted[shape] < PATIENCE:
             roomier = self._roomier(shape)
             if roomier:
                 self._wanted[shape] += 1

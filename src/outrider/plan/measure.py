@@ -8,9 +8,10 @@ depth is met at every length of context. The first round of each stretch does no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -20,6 +21,8 @@ from .. import registry
 from ..config import SamplingParams
 from ..errors import BadInput, DrafterMismatch, OutriderError
 from ..llm import LLM
+from ..models.replay import Stage
+from ..models.rounds import Machine
 from ..protocols import Drafter, Replayer
 from ..results import Result
 from ..types import Stats
@@ -36,6 +39,8 @@ ENOUGH, PLENTY, PATIENCE = 6, 40, 6
 as asked for are written for them at most (on a GPU at least for `QUICK` seconds, however many that are)."""
 WARMING, QUICK = 0.5, 3.0
 """Seconds of warming up, and for which it is gone on: on a GPU always, since its hosts have slow moments that last a second."""
+CALM, LONG = 3, 30.0
+"""Groups in a row in which nothing had to be captured, after which a GPU is warm; and seconds after which it has to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,10 @@ class Measurer:
 
     def run(self, draft: str, depths: Sequence[int], batches: Sequence[int]) -> Found:
         """Everything about one drafter. Raises `OutriderError` where it cannot start or is switched off."""
+        with self._exact():
+            return self._run(draft, depths, batches)
+
+    def _run(self, draft: str, depths: Sequence[int], batches: Sequence[int]) -> Found:
         spec = self.deepened(draft, max(depths))
         drafter = self._start(spec)
         reach = [k for k in depths if 0 < k <= drafter.depth] or [drafter.depth]
@@ -128,8 +137,11 @@ class Measurer:
         control = Stretches(drafter, depths, Samples(), self.clock)
         begun = self.clock()
         self._timed(groups[0], control)  # first passes of every shape are slow
-        while self._on_gpu and self.clock() - begun < WARMING:
+        calm = 0
+        while self._on_gpu and (self.clock() - begun < WARMING or calm < CALM) and self.clock() - begun < LONG:
+            captured = self._captured
             self._timed(groups[0], control)
+            calm = calm + 1 if self._captured == captured else 0
         control = Stretches(drafter, depths, samples, self.clock)
         most, begun = PATIENCE * len(groups) * self.repeats, self.clock()
         for i in count():
@@ -163,7 +175,10 @@ class Measurer:
         return samples.parts["reading"][len(groups[0]), 0][1:]
 
     def _timed(self, group: list[list[int]], control: Stretches) -> list[Result]:
-        """One group of texts; what they take beside their rounds is the reading."""
+        """One group of texts, which the drafter, if it can begin anew, has not met; what they take beside their rounds is the
+        reading."""
+        if not isinstance(self.llm.engine.drafter.drafter, Replayer):  # which would have to be taught again
+            self.llm.engine.drafter.renew()
         self.llm.engine.controller = control
         control.wake(len(group))
         inside = control.inside
@@ -204,6 +219,30 @@ class Measurer:
         if bad is not None:
             raise OutriderError(bad.error or "the model gave no valid scores; try another --dtype or --device")
         return results
+
+    @contextlib.contextmanager
+    def _exact(self) -> Iterator[None]:
+        """What is asked for is what is run: nothing roomier stands in for a shape that was not captured yet."""
+        machine = self._machine
+        if machine is None:
+            yield
+            return
+        machine.patient = False
+        try:
+            yield
+        finally:
+            machine.patient = True
+
+    @property
+    def _captured(self) -> int:
+        """Graphs that were captured so far."""
+        return 0 if self._machine is None else self._machine.count
+
+    @property
+    def _machine(self) -> Machine | None:
+        """Where rounds are captured."""
+        stage: Stage | None = getattr(self.llm.engine.target, "stage", None)
+        return None if stage is None else stage.machine
 
     @property
     def _on_gpu(self) -> bool:

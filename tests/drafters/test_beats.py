@@ -1,0 +1,47 @@
+"""How much longer rounds take that wait for the host, told by when they begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from outrider.drafters._beats import HOPED, MOST, Beats
+
+
+def played(ahead: float, waiting: float, rounds: int = 6, count: int = 1) -> Beats:
+    """Rounds launched ahead, then some that wait."""
+    beats, now = Beats(), 0.0
+    for longer, blind in ((ahead, True), (waiting, False)):
+        for _ in range(rounds):
+            beats.begin(now, blind, count)
+            now += longer
+    return beats
+
+
+def test_what_waiting_costs_is_measured() -> None:
+    assert played(1.0, 1.7).ratio == pytest.approx(1.7)
+    assert played(2.0, 1.0).ratio == 1.0, "never less"
+    assert played(1.0, 90.0).ratio == MOST
+
+
+def test_too_few_rounds_tell_nothing() -> None:
+    assert Beats().ratio == HOPED
+    assert played(1.0, 3.0, rounds=3).ratio == HOPED
+
+
+def test_only_rounds_that_are_alike_are_compared() -> None:
+    beats = played(1.0, 1.7)
+    for count in (1, 2, 1, 2, 1, 2):
+        beats.begin(1000.0 * count, False, count)
+    assert beats.ratio == pytest.approx(1.7), "of other batches nothing follows"
+    for i in range(9):
+        beats.pause()
+        beats.begin(1e4 + 50.0 * i, False, 1)
+    assert beats.ratio == pytest.approx(1.7), "nor across rounds without guesses"
+
+
+def test_one_stall_is_no_rule() -> None:
+    beats, now = played(1.0, 1.7, rounds=8), 100.0
+    for gap in (40.0, 1.7, 1.7, 1.7):
+        beats.begin(now, False, 1)
+        now += gap
+    assert beats.ratio == pytest.approx(1.7)
