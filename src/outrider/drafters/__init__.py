@@ -22,16 +22,15 @@ may win with less; then name the drafter."""
 
 def pick(known: Collection[str], trained: Sequence[Trained] = (), card: bool = False) -> tuple[str, Trained | None, str]:
     """The best of the drafters that are there, what was trained of it, and the reason in words. `trained`: those that fit the
-    target, the best first, of which one must reach so many tokens per round. On a `card` it guesses alone: its rounds are
-    launched before the last one is read, which lookups in the text must wait for. Whether it pays on the traffic is the
-    controller's business: it looks ahead only as far as that is worth the time."""
+    target, the best first, of which one must reach so many tokens per round, more of them on a `card`. Whether it pays on the
+    traffic is the controller's business: it looks ahead only as far as that is worth the time."""
     worth = CARD_WORTH if card else WORTH
     able = [t for t in trained if t.method in known]
     name, why = next((name, why) for name, why in AUTO if name in known)
     for found in able:
         if found.tau >= worth:
             reason = f"was trained for this model: {found.tau:.2f} tokens per round on held-out prompts"
-            if BOTH not in known or card:
+            if BOTH not in known:
                 return found.method, found, f"it {reason}"
             return BOTH, found, f"{name} where the text repeats itself, else {found.method}, which {reason}"
     if able:

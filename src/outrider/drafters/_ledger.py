@@ -51,6 +51,12 @@ class Ledger:
                 self._of[request.id].rounds.append(Entry())
         self._idle = requests
 
+    def skip(self, requests: Sequence[Request]) -> None:
+        """Beside those that were noted, whose round nobody wants to be told of."""
+        for request in requests:
+            self._of.pop(request.id, None)
+        self._idle = requests
+
     def told(self, requests: Sequence[Request], blind: bool) -> Iterator[tuple[Request, Entry, int]]:
         """What is known by now: requests, their rounds, and how many guesses were right. `blind`: the last round of each is not
         in its tokens. Of several rounds at once nobody knows which brought what."""

@@ -119,6 +119,7 @@ class Member:
         self.common: dict[int, Tally] = {}
         self.reason: str | None = None
         self.strikes, self.starved, self.pauses = 0, False, 0
+        self.levels = 0  # of its last guess, at most
         self.looked: float | None = None
         self.lookup = previews(drafter)
         self.streaks, self.texts = Streaks(), dict[int, Text]()
@@ -219,7 +220,8 @@ class Member:
     def budget(self, levels: Sequence[int], budget: Budget, used: Sequence[int]) -> Budget:
         """What it may spend for so many levels, of the nodes that are not `used`."""
         depths = [max(0, min(n, room - u)) for n, room, u in zip(levels, budget.nodes, used, strict=True)]
-        nodes = [min(room - u, self.rows(d)) if d else 0 for d, room, u in zip(depths, budget.nodes, used, strict=True)]
+        rows = {d: self.rows(d) if d else 0 for d in set(depths)}
+        nodes = [min(room - u, rows[d]) for d, room, u in zip(depths, budget.nodes, used, strict=True)]
         return Budget(tuple(depths), tuple(nodes))
 
 

@@ -12,10 +12,10 @@ import torch
 from .. import tree
 from ..control.streaks import Text
 from ..errors import OutriderError, OutriderWarning, out_of_memory
-from ..protocols import Drafter, Isolating, Sharing, Start
-from ..types import Batch, Budget, Proposal, Request, Scores, Verdict
+from ..protocols import Drafter, Forcing, Isolating, Sharing, Start
+from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
-from ._ledger import Ledger
+from ._ledger import Entry, Ledger
 from ._members import Member
 
 _NOTHING = 1e-9
@@ -26,7 +26,8 @@ _PATIENCE = 3
 
 class Panel(Drafter):
     """Members, and how they are asked and told. `whole`: without one of them it shall not start. `_parts`: guesses of this round
-    by member; `_told`, by request: members whose guess is in the proposal, or who had none."""
+    by member; `_told`, by request: members whose guess is in the proposal, or who had none; `_best`, by request: whose guess
+    went alone; `_few`: requests, from the first on, of which it is told what became of their guesses."""
 
     members: list[Member]
     whole: bool
@@ -34,6 +35,8 @@ class Panel(Drafter):
     _ledger: Ledger
     _empty: dict[int, Proposal]
     _told: list[set[int]]
+    _best: list[int]
+    _few: int
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """What all members take."""
@@ -103,11 +106,12 @@ class Panel(Drafter):
         member.pace.add(_NOTHING if replayed else seconds / max(1, *budget.depth))  # a replay's time is in that of the pass
         if part is None:
             return None, seconds
-        for b, request in enumerate(batch.requests):
+        levels = [min(pair) if nodes else 0 for *pair, nodes in zip(budget.depth, part.widths, budget.nodes, strict=True)]
+        member.levels = max(levels)
+        for b, request in enumerate(batch.requests[: self._few]):
             if budget.nodes[b]:
-                levels = min(budget.depth[b], part.widths[b])
                 record = member.record(request)
-                record.promise, record.levels = member.promise(request, levels) if levels else 0.0, levels
+                record.promise, record.levels = member.promise(request, levels[b]) if levels[b] else 0.0, levels[b]
         part = self._parts[member.index] = _joint.signed(part, member.index)
         return part, seconds
 
@@ -148,6 +152,13 @@ class Panel(Drafter):
         accepted = seen.accepted.tolist()
         for b, request in enumerate(batch.requests):
             member.book(request, accepted[b] if drafted and member.index in self._told[b] else None)
+
+    def _entry(self, b: int, request: Request) -> Entry:
+        """What is to be told of a request's round: not whose guesses a grammar may have replaced."""
+        if any(isinstance(p, Forcing) for p in request.params.processors):
+            return Entry()
+        asked = {i: self.members[i].record(request) for i in self._told[b] if i != NONE}
+        return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})
 
     def _nothing(self, count: int) -> Proposal:
         """No guesses for so many requests, on the target's device."""
@@ -203,4 +214,4 @@ def reach(batch: Batch, member: Member, part: Proposal) -> int | None:
         return None
     if part.linear:
         return max(part.widths)
-    return max(member.record(r).levels for r in batch.requests) if part.unseen else None
+    return member.levels if part.unseen else None

@@ -32,7 +32,7 @@ from torch import Tensor
 from .. import registry, tree
 from ..control.costs import Costs, Floats, bucket
 from ..errors import BadInput
-from ..protocols import Drafter, Forcing, Needs
+from ..protocols import Drafter, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _beats, _joint
@@ -50,6 +50,8 @@ _STANDS = 4
 _CROWD = 2
 """Requests at most for whom it is looked what lookups see coming; for more the model alone is asked, in rounds launched ahead,
 since looking takes the host longer than the device takes for a pass."""
+_WATCHED = 8
+"""Requests of such a crowd of which it is told what became of their guesses: they are asked alike."""
 _WELL = 0.5
 """Tokens that a model's guess must bring as a rule to be all that such a crowd is given."""
 _DEEPER = 6
@@ -175,7 +177,7 @@ class Hybrid(Panel):
         """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
-        started, self._solo = time.perf_counter(), NONE
+        started, self._solo, self._few = time.perf_counter(), NONE, len(batch)
         self._beats.begin(started, batch.blind, len(batch))
         self._settle(batch)
         if self._passed == 1:
@@ -188,11 +190,13 @@ class Hybrid(Panel):
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
+        named = any(r.classical or r.params.depth is not None for r in batch.requests)
+        crowd = self._crowded(batch.requests)
+        if crowd and not named:
+            return self._shared(batch, budget)
         best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
         self._parts, none, told = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
-        crowd = self._crowded(batch.requests)
         unseen = batch.blind or crowd  # what there is to look up is not known, or not looked at
-        named = any(r.classical or r.params.depth is not None for r in batch.requests)
         for member in self.members:
             if member.reason is not None or (unseen and member.lookup):
                 continue
@@ -201,8 +205,7 @@ class Hybrid(Panel):
                 for b, (c, v) in enumerate(zip(best, value, strict=True))
             ]
             self._look = member.look(time.perf_counter(), max(budget.depth)) if self._rounds % _EXPLORE == 0 else 0
-            own = None if not crowd or named else self._shared(member, batch, budget)
-            levels = own or [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
+            levels = [self._levels(member, batch, budget, b, hand) for b, hand in enumerate(hands)]
             if named:
                 member.trees.whole()
             asked = [n > 0 for n in levels]
@@ -305,18 +308,24 @@ class Hybrid(Panel):
             member.stands[request.id] = self._rounds + _STANDS, levels
         return levels if pays else min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
 
-    def _shared(self, member: Member, batch: Batch, budget: Budget) -> list[int]:
-        """The same for a crowd: alike for everybody, and for some rounds."""
+    def _shared(self, batch: Batch, budget: Budget) -> Proposal:
+        """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds."""
+        member = next(m for m in self.members if m.reason is None and not m.lookup)
         until, size, levels = member.shared
         if not member.pace.seconds:
             levels = _FIRST
         elif self._rounds >= until or size != bucket(len(batch)):
             levels, _ = member.best(None, max(budget.depth), self._passes(batch), 0.0)
             member.shared = self._rounds + _STANDS, bucket(len(batch)), levels
-        deeper = self._rounds % _DEEPER == 0
-        return [
-            min(d, member.drafter.depth, levels + deeper) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)
-        ]
+        most = min(member.drafter.depth, levels + (self._rounds % _DEEPER == 0))
+        asked = [min(d, most) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)]
+        self._parts, self._few = {}, _WATCHED
+        part, _ = self._ask(member, batch, member.budget(asked, budget, [0] * len(batch)))
+        if part is None:
+            return Proposal.empty(len(batch), self._start.device)
+        self._best = [member.index if width else NONE for width in part.widths]
+        self._solo, self._told = member.index, [{member.index}] * len(batch)
+        return part
 
     def _passes(self, batch: Batch) -> Callable[[Floats], Floats]:
         """Seconds of a pass by the rows of guesses of each request."""
@@ -369,7 +378,9 @@ class Hybrid(Panel):
         """A round in which one member's guesses were all there was. Its columns are the whole's, of the others nothing was
         accepted. Whoever reads states and cannot do without the host is shown its own."""
         solo, whole, none = self.members[self._solo], self._parts[self._solo], self._nothing(len(batch))
-        self._ledger.note(batch.requests, [self._entry(b, r) for b, r in enumerate(batch.requests)], batch.blind)
+        told = batch.requests[: self._few]
+        self._ledger.note(told, [self._entry(b, r) for b, r in enumerate(told)], batch.blind)
+        self._ledger.skip(batch.requests[self._few :])
         longest = reach(batch, solo, whole)
         seen = verdict if longest is None else replace(verdict, tokens=verdict.tokens[:, : longest + 1])
         for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
@@ -384,10 +395,3 @@ class Hybrid(Panel):
                 shown = _joint.scores_for(none.tokens, back, nothing, verdict, scores)
             self._show(member, batch, none, nothing, shown)
         self._parts = {}
-
-    def _entry(self, b: int, request: Request) -> Entry:
-        """What is to be told of a request's round: not whose guesses a grammar may have replaced."""
-        if any(isinstance(p, Forcing) for p in request.params.processors):
-            return Entry()
-        asked = {i: self.members[i].record(request) for i in self._told[b] if i != NONE}
-        return Entry(self._best[b], {i: (record.promise, record.levels) for i, record in asked.items()})
