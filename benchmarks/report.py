@@ -104,8 +104,8 @@ def speeds(machines: list[list[dict[str, Any]]]) -> str:
         "### Every drafter, six kinds of text",
         "",
         "Speed-up over plain decoding beside it, one request at a time, prompts included (`outrider bench`); differences of a "
-        "few percent are noise. `auto` takes what comes with the package for this model: on a CPU suffix lookup together with "
-        "the EAGLE head, on a GPU the head alone.",
+        "few percent are noise. `auto` takes what comes with the package for this model: suffix lookup together with "
+        "the EAGLE head, on both kinds of machine.",
     ]
     for found in machines:
         lines += race(found)

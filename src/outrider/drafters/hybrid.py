@@ -50,7 +50,7 @@ _STANDS = 4
 _CROWD = 2
 """Requests at most for whom it is looked what lookups see coming; for more the model alone is asked, in rounds launched ahead,
 since looking takes the host longer than the device takes for a pass."""
-_WATCHED = 8
+_WATCHED = 4
 """Requests of such a crowd of which it is told what became of their guesses: they are asked alike."""
 _WELL = 0.5
 """Tokens that a model's guess must bring as a rule to be all that such a crowd is given."""
