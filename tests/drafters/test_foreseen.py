@@ -245,3 +245,39 @@ def test_many_requests_have_the_model_alone_while_it_does_well() -> None:
     for _ in range(60):
         model.rates.learn([(model.rates.track(), 0, model.drafter.depth)])
     assert not made.follows(many) and made.follows(many, False)
+
+
+def test_rounds_that_nobody_wants_to_be_told_of_count_while_they_are_in_flight() -> None:
+    ledger, told, other, asked = Ledger(), tiny.request([1, 2, 3]), tiny.request([1, 2, 3]), Entry(0, {0: (4.0, 4)})
+    for request in (told, other):
+        ledger.note([request], [asked], False)
+    ledger.note([told], [asked], True)
+    ledger.skip([other])
+    for request in (told, other):
+        request.tokens += [4, 5]
+    assert [r for r, _, _ in ledger.told([told, other], blind=True)] == [told]
+    ledger.note([told, other], [asked, asked], True)
+    for request in (told, other):
+        request.tokens += [6, 7, 8]
+    found = {id(request): right for request, _, right in ledger.told([told, other], blind=True)}
+    assert found == {id(told): 2}, "what came for the other is of the round that was skipped"
+    for request in (told, other):
+        request.tokens += [9]
+    found = {id(request): right for request, _, right in ledger.told([told, other], blind=False)}
+    assert found == {id(told): 0, id(other): 0}
+
+
+def test_of_a_crowd_a_few_are_followed() -> None:
+    """All are asked alike, and what becomes of the guesses of a few tells of all."""
+    made, some = started(registry.parse("suffix"), Model("model", [5, 6, 7])), batch(6)
+    model = made.members[1]
+    for _ in range(40):
+        guess = made.propose(some, Budget((made.depth,) * 6, (made.nodes,) * 6))
+        assert guess.source[:, 0].tolist() == [1] * 6 and len(set(guess.widths)) == 1
+        kept = [min(2, w) for w in guess.widths]
+        made.observe(some, guess, outcome(guess, kept), scores(guess))
+        for request, n in zip(some.requests, kept, strict=True):
+            request.tokens += [9] * (n + 1)
+    followed = [request.id in model.records for request in some.requests]
+    assert followed == [True] * 4 + [False] * 2
+    assert model.rates.everybody()[0] > 0.9 and model.rates.everybody()[2] < 0.3, "they tell of all"

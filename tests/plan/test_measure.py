@@ -104,3 +104,34 @@ def test_costs_of_every_depth_are_there(llm: LLM) -> None:
 def test_a_drafter_that_must_be_scored_to_learn(llm: LLM) -> None:
     found = measurer(llm).run("lookahead", (1, 6), (1,))
     assert found.depths == (6,) and isinstance(found.acceptance, Chances) and len(found.acceptance.accept) >= 1
+
+
+def test_costs_are_measured_on_texts_that_the_drafter_has_not_met(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a lookup finds the answer it wrote before, and is another drafter than in the runs that are foretold."""
+    sizes: list[int] = []
+    measuring = measurer(llm)
+    timed = Measurer._timed
+
+    def watched(self: Measurer, group: list[list[int]], control: Stretches) -> object:
+        found = timed(self, group, control)
+        store = getattr(llm.engine.drafter.drafter, "finished", None)
+        sizes.append(0 if store is None else store.end)
+        return found
+
+    monkeypatch.setattr(Measurer, "_timed", watched)
+    measuring.run("suffix", (1, 3), (1,))
+    kept = [size for size in sizes if size]
+    assert len(kept) > 3 and max(kept) <= 31, "one answer, and its end"
+
+
+def test_nothing_stands_in_for_what_is_measured(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = SimpleNamespace(patient=True, count=0)
+    seen: list[bool] = []
+    monkeypatch.setattr(Measurer, "_machine", property(lambda self: machine))
+    monkeypatch.setattr(Measurer, "_run", lambda self, *given: seen.append(machine.patient))
+    measurer(llm).run("suffix", (1,), (1,))
+    assert seen == [False] and machine.patient
+    monkeypatch.setattr(Measurer, "_run", lambda self, *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        measurer(llm).run("suffix", (1,), (1,))
+    assert machine.patient, "whatever happens"
