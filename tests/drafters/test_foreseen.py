@@ -11,6 +11,7 @@ import pytest
 from outrider import registry
 from outrider.config import SamplingParams
 from outrider.drafters._ledger import Entry, Ledger
+from outrider.drafters._members import Member
 from outrider.drafters.hybrid import Hybrid
 from outrider.errors import OutriderWarning
 from outrider.guard import Guard
@@ -267,8 +268,9 @@ def test_rounds_that_nobody_wants_to_be_told_of_count_while_they_are_in_flight()
     assert found == {id(told): 0, id(other): 0}
 
 
-def test_of_a_crowd_a_few_are_followed() -> None:
-    """All are asked alike, and what becomes of the guesses of a few tells of all."""
+def test_of_a_crowd_a_few_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are asked alike, and what becomes of the guesses of a few tells of all. How far to look is given."""
+    monkeypatch.setattr(Member, "best", lambda self, *given: (3, 1.0))
     made, some = started(registry.parse("suffix"), Model("model", [5, 6, 7])), batch(6)
     model = made.members[1]
     for _ in range(40):

@@ -35,8 +35,8 @@ from ..errors import BadInput
 from ..protocols import Drafter, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
-from . import _beats, _joint
-from ._beats import Beats
+from . import _joint
+from ._beats import HOPED, Beats
 from ._ledger import Entry, Ledger
 from ._members import Cold, Hand, Member, members
 from ._panel import Panel, reach
@@ -150,7 +150,7 @@ class Hybrid(Panel):
             return self._crowded(requests)
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
-            longer = _beats.HOPED if any(r.classical for r in requests) else self._beats.ratio
+            longer = HOPED if any(r.classical for r in requests) else self._beats.ratio
             least, lookups = longer * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
             most = max((self._promise(m, r) for m in lookups for r in requests), default=0.0)
             until = self._rounds + (_STANDS if most < least / 4 else 0)
