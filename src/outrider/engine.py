@@ -175,7 +175,7 @@ class Engine:
         items = outcome.committed() + self.recovery.ended()
         event = StepEvent(
             items,
-            draft_seconds=pending.drafted - pending.started,
+            draft_seconds=pending.drafted - pending.started if any(pending.depths) else 0.0,
             verify_seconds=pending.scored - pending.drafted if pending.answer is None else pending.answer.seconds(),
             seconds=time.perf_counter() - pending.started,
             prefill=sum(p for p in pending.batch.pending if p > 1),

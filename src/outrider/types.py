@@ -368,9 +368,10 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What metrics, traces, the benchmark and the controller read after each round. `depths`: how far the controller let each
-    request of the round look ahead, in the order of `committed`; `waited`: seconds in which the host did nothing but wait for the
-    device, where that is known."""
+    """What metrics, traces, the benchmark and the controller read after each round. `draft_seconds`: 0 where nobody was asked
+    for guesses, so that all but the pass is the rest of such a round; `depths`: how far the controller let each request of the
+    round look ahead, in the order of `committed`; `waited`: seconds in which the host did nothing but wait for the device, where
+    that is known."""
 
     committed: tuple[Committed, ...]
     draft_seconds: float

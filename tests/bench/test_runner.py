@@ -79,7 +79,7 @@ def test_the_order_of_runs_and_what_is_measured(llm: LLM, monkeypatch: pytest.Mo
 
 def test_numbers_are_those_of_the_requests(llm: LLM) -> None:
     """The sums over a run's rounds, against the statistics the engine itself gives per request."""
-    drafted = Runner(llm, plan("self:depth=3", repeats=1, batch=3)).run().rows[1]
+    plain, drafted = Runner(llm, plan("self:depth=3", repeats=1, batch=3)).run().rows
     llm.switch("self:depth=3")
     prompts = [p.encode(llm.tokenizer) for p in workload().prompts]
     results = llm.generate(prompts, params())
@@ -88,6 +88,7 @@ def test_numbers_are_those_of_the_requests(llm: LLM) -> None:
     assert drafted.acceptance_by_position == (1.0, 1.0, 1.0)
     assert drafted.tau == drafted.tokens / drafted.rounds > 3
     assert drafted.draft_seconds > 0 and drafted.verify_seconds > 0
+    assert plain.draft_seconds == 0 and plain.other_seconds > 0  # nobody was asked: that is no drafting, but it takes its time
     assert drafted.draft_seconds + drafted.verify_seconds + drafted.other_seconds == pytest.approx(drafted.seconds)
 
 

@@ -61,13 +61,19 @@ def rest_of_plain_rounds(llm: LLM, wall: Callable[[int], float]) -> list[float]:
 
 def test_a_round_that_was_told_late_and_the_short_one_after_it_count_with_their_mean(llm: LLM) -> None:
     found = rest_of_plain_rounds(llm, lambda number: 6.0 if number % 20 == 10 else 0.1 if 10 < number % 20 < 16 else 1.1)
-    assert len(found) == 95
+    assert len(found) == 95 - 2 * (95 // 4)  # of 95 rounds, in stretches of 19, the middle half
     assert typical(found) == pytest.approx((6.0 + 5 * 0.1 + 13 * 1.1) / 19 - 1.0)
 
 
 def test_a_stall_is_no_round(llm: LLM) -> None:
     found = rest_of_plain_rounds(llm, lambda number: 30.0 if number in (30, 70) else 1.1)
     assert typical(found) == pytest.approx(0.1)
+
+
+def test_a_slow_moment_is_not_the_usual_pace(llm: LLM) -> None:
+    """A host that is slow for one stretch in five: the others say what is to be foretold."""
+    found = rest_of_plain_rounds(llm, lambda number: 1.4 if number // 20 == 2 else 1.1)
+    assert typical(found) == pytest.approx(0.1, abs=0.01)
 
 
 @pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])

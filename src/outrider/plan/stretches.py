@@ -40,6 +40,12 @@ def right(tree: Tree, text: Sequence[int]) -> int:
     return count
 
 
+def middle(found: Sequence[float]) -> list[float]:
+    """The middle half, in order; of few, all."""
+    cut = len(found) // 4 if len(found) >= 4 * FEW else 0
+    return sorted(found)[cut : len(found) - cut]
+
+
 class Watch(Fixed):
     """As `fixed`, and sees whether there are nodes to be scored that are no guesses."""
 
@@ -109,7 +115,7 @@ class Stretches(Fixed):
         self._last: float | None = None
         self._fresh, self._size, self._begun = True, 0, False
         self._before = 0.0
-        self._row: tuple[tuple[int, int], list[float]] = (0, 0), []
+        self._row: tuple[tuple[int, int], list[tuple[float, float]]] = (0, 0), []
         self._firsts: list[tuple[int, int, float]] = []
         self._walls: dict[tuple[int, int], list[float]] = {}
 
@@ -172,9 +178,8 @@ class Stretches(Fixed):
         if self._row[0] != (batch, asked.depth):
             self._flush()
             self._row = (batch, asked.depth), []
-        self._row[1].append(wall - event.verify_seconds - event.draft_seconds)
+        self._row[1].append((wall - event.verify_seconds - event.draft_seconds, event.draft_seconds))
         if asked.depth:
-            add("draft", batch, asked.depth, event.draft_seconds)
             nodes = (event.rows - batch) / batch
             if nodes > asked.depth:
                 add("nodes", batch, asked.depth, nodes)
@@ -185,14 +190,21 @@ class Stretches(Fixed):
     def _flush(self) -> None:
         """A stretch is over. Its rounds count with their mean: one that was told late makes the next one short."""
         (batch, depth), found = self._row
+        others, drafts = (sum(part) / max(1, len(found)) for part in (zip(*found, strict=True) if found else ((), ())))
         for _ in found:
-            self.samples.add("other", batch, depth, sum(found) / len(found))
+            self.samples.add("other", batch, depth, others)
+            if depth:
+                self.samples.add("draft", batch, depth, drafts)
         self._row = (0, 0), []
 
     def close(self) -> None:
-        """All is measured: what a text's first round with guesses and the one before it, in which it may have been launched, took
-        beyond such rounds is the drafter's own reading."""
+        """All is measured. What a text's first round with guesses and the one before it, in which it may have been launched, took
+        beyond such rounds is the drafter's own reading. Of the host's part the usual pace counts: its slow moments and its quick
+        ones last for many stretches, and some depths met more of them than others."""
         self._flush()
+        for part in ("other", "draft"):
+            for (batch, _), found in self.samples.parts[part].items():
+                found[:] = middle(found) if batch == self._size else found
         usual = {key: sum(walls) / len(walls) for key, walls in self._walls.items()}
         for batch, depth, seconds in self._firsts:
             if (batch, depth) in usual and (batch, 0) in usual:
