@@ -5,8 +5,9 @@
     python benchmarks/plan_check.py --quick        # two drafters, three depths, short texts: to see that it works
     python benchmarks/plan_check.py --page         # write the tables of docs/planning.md from the results; runs nothing
 
-Per drafter one measurement as `outrider plan` makes it (what was guessed at every place; seconds of steps), then, for each depth,
-pairs of whole runs, plain and with that depth, as `outrider bench --depth` makes them. The two share prompts and seed, no run.
+Per drafter one measurement as `outrider plan` makes it (what was guessed at every place; seconds of steps), then pairs of whole
+runs, plain and with a depth, as `outrider bench --depth` makes them, the depths taking turns. The two share prompts and seed, no
+run.
 """
 
 from __future__ import annotations
@@ -55,15 +56,22 @@ def check(llm: LLM, draft: str, given: argparse.Namespace, workload: Workload) -
     measurer = Measurer(llm, prompts, params, repeats=given.repeats)
     found = measurer.run(draft, given.depths, (given.batch,))
     spec = measurer.deepened(draft, max(given.depths))
+    plan = Plan(
+        (spec,),
+        (workload,),
+        given.max_tokens,
+        temperatures=(given.temperature,),
+        batches=(given.batch,),
+        depths=found.depths,
+        repeats=given.repeats,
+        control="fixed",
+    )
     rows = []
-    for depth in found.depths:
-        conditions = {"temperatures": (given.temperature,), "batches": (given.batch,), "depths": (depth,)}
-        plan = Plan((spec,), (workload,), given.max_tokens, repeats=given.repeats, control="fixed", **conditions)
-        report = Runner(llm, plan).run()
-        row = next(r for r in report.rows if r.speedup is not None)
-        rows.append(compared(found, depth, given.batch) | measured(row, report.ok))
-        rows[-1]["error"] = rows[-1]["foretold"] / rows[-1]["measured"] - 1
-        say(rows[-1])
+    for row in Runner(llm, plan).run().rows:
+        if row.speedup is not None and row.depth is not None:
+            rows.append(compared(found, row.depth, given.batch) | measured(row))
+            rows[-1]["error"] = rows[-1]["foretold"] / rows[-1]["measured"] - 1
+            say(rows[-1])
     return rows
 
 

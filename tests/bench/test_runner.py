@@ -160,6 +160,38 @@ def test_nothing_learned_is_carried_into_the_next_run(llm: LLM, monkeypatch: pyt
 # Answers that differ
 
 
+def test_depths_take_turns_and_each_is_warm_before_it_counts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    generate = LLM.generate
+
+    def listen(self, prompts, params):
+        asked.append((self.engine.drafter.name, params.depth, params.max_tokens))
+        return generate(self, prompts, params)
+
+    monkeypatch.setattr(LLM, "generate", listen)
+    report = Runner(llm, plan("self", depths=(1, 4), workloads=(workload(texts=TEXTS[:1]),))).run()
+    pairs = [(name, depth) for name, depth, tokens in asked if tokens == 16][4:]  # after both depths' warm-ups
+    plain = ("none", None)
+    assert pairs == [plain, ("self", 1), plain, ("self", 4), ("self", 1), plain, ("self", 4), plain]
+    assert {(depth, tokens) for name, depth, tokens in asked if name == "self"} == {(1, 9), (1, 16), (4, 12), (4, 16)}
+    assert [(r.depth, r.runs, r.speedup and len(r.speedup.pairs)) for r in report.rows] == [(None, 4, None), (1, 2, 2), (4, 2, 2)]
+
+
+def test_what_is_written_before_a_run_teaches_nobody(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that looks finished texts up would find the beginning of the answer it is about to be timed on."""
+    known = []
+    answer = Runner._answer
+
+    def look(self, cell, group, run):
+        if cell.who.draft == "suffix":
+            known.append(llm.engine.drafter.drafter.finished.end)
+        return answer(self, cell, group, run)
+
+    monkeypatch.setattr(Runner, "_answer", look)
+    Runner(llm, plan("suffix", workloads=(workload(texts=TEXTS[:1]),))).run()
+    assert known == [0, 0, 0]
+
+
 def test_a_fault_in_the_engine_is_found(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance that takes every guess: the text becomes the drafter's."""
 

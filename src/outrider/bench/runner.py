@@ -1,14 +1,16 @@
 """Measures drafters against plain decoding, side by side, on the same model, prompts and seeds.
 
 Per workload, temperature, load and drafter: a warm-up of both, which is not counted, then pairs of runs,
-plain and drafted, the order alternating (A B, B A, ...), so that a machine that slows down slows both. Before each drafted run
-the drafter is made anew: what one learned from an answer it must not carry into the next run over the same prompts. Making it,
-and a few tokens to get it going, are not timed. Every answer is compared with the first plain one, token by token.
+plain and drafted, the order alternating (A B, B A, ...), so that a machine that slows down slows both. Depths of one drafter take
+turns, so that a slow minute meets all of them. Before each drafted run the drafter is made anew: what one learned from an answer
+it must not carry into the next run over the same prompts. Making it, and a few tokens to get it going, which it forgets again
+where it can, are not timed. Every answer is compared with the first plain one, token by token.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +33,8 @@ from .usage import Gauge
 from .workloads import Workload
 
 FIRST_TOKENS = 8
-"""What is written before every run, untimed: allocations, compiled kernels and the like are paid then."""
+"""What is written before every run, untimed, and as many more as one looks ahead if that was asked for: allocations, compiled
+kernels, captured guesses and the like are paid then."""
 
 WARMUPS, QUICKER = 5, 0.9
 """Whole runs that warm up a GPU, at most; and the part of the time before below which it was not warm yet."""
@@ -122,30 +125,31 @@ class Runner:
         self._reference = []
         plain = Cell(workload, prompts, Name(PLAIN, PLAIN, point))
         self._open = [plain]
-        for draft, depth in self.plan.arms:
-            cell = Cell(workload, prompts, Name(draft, draft, point, depth))
-            self._open = [cell, plain]
-            self._pairs(cell, plain)
-            self._close(cell)
+        for draft, arms in itertools.groupby(self.plan.arms, lambda arm: arm[0]):
+            cells = [Cell(workload, prompts, Name(draft, draft, point, depth)) for _, depth in arms]
+            self._open = [*cells, plain]
+            for cell in cells:
+                plain.warmup, cell.warmup = self._warmed(plain), self._warmed(cell)
+            for i in range(self.plan.repeats):
+                for cell in cells:
+                    self._pair(cell, plain, turned=i % 2 == 1)
+            for cell in cells:
+                self._close(cell)
         if not self.plan.arms:
             plain.warmup = self._warmed(plain)
             for _ in range(self.plan.repeats):
                 plain.runs.append(self._run(plain, prompts))
         self._close(plain)
 
-    def _pairs(self, cell: Cell, plain: Cell) -> None:
-        """Warm-ups, then pairs; a pair counts when both its runs are there."""
-        plain.warmup, cell.warmup = self._warmed(plain), self._warmed(cell)
-        for i in range(self.plan.repeats):
-            if i % 2 == 0:
-                a = self._run(plain, plain.prompts)
-                b = self._run(cell, cell.prompts)
-            else:
-                b = self._run(cell, cell.prompts)
-                a = self._run(plain, plain.prompts)
-            cell.plain.append(a)
-            plain.runs.append(a)
-            cell.runs.append(b)
+    def _pair(self, cell: Cell, plain: Cell, turned: bool) -> None:
+        """Both, one after the other, in this order or `turned`; they count when both are there."""
+        if turned:
+            b, a = self._run(cell, cell.prompts), self._run(plain, plain.prompts)
+        else:
+            a, b = self._run(plain, plain.prompts), self._run(cell, cell.prompts)
+        cell.plain.append(a)
+        plain.runs.append(a)
+        cell.runs.append(b)
 
     def _warmed(self, cell: Cell) -> float:
         """Seconds of the warm-up: the first prompts; on a GPU then all, twice at least, until that no longer gets quicker, since
@@ -211,8 +215,10 @@ class Runner:
             for result in self._reference:
                 drafter.record(result.prompt_token_ids, self.plan.params(cell.point), result.token_ids)
         params = self.plan.params(cell.point, cell.who.depth)
-        few = dataclasses.replace(params, max_tokens=min(FIRST_TOKENS, self.plan.max_tokens))
+        few = dataclasses.replace(params, max_tokens=min(FIRST_TOKENS + (cell.who.depth or 0), self.plan.max_tokens))
         self.llm.generate(list(prompts[: cell.point.group]), few)
+        if not isinstance(drafter, Replayer):  # which would have to be told again
+            self.llm.engine.drafter.renew()
 
     def _check(self, cell: Cell, run: Run) -> None:
         """Note a drafter that was switched off; `OutriderError` for an answer that ended in an error of its own."""

@@ -37,7 +37,7 @@ WARM = 8
 ENOUGH, PLENTY, PATIENCE = 6, 40, 6
 """Rounds of every depth that are to be measured, as many as are worth it where they are quick, and how many times as many texts
 as asked for are written for them at most (on a GPU at least for `QUICK` seconds, however many that are)."""
-WARMING, QUICK = 0.5, 3.0
+WARMING, QUICK = 0.5, 8.0
 """Seconds of warming up, and for which it is gone on: on a GPU always, since its hosts have slow moments that last a second."""
 CALM, LONG = 3, 30.0
 """Groups in a row in which nothing had to be captured, after which a GPU is warm; and seconds after which it has to be."""
