@@ -10,6 +10,7 @@ import pytest
 
 from outrider.config import SamplingParams
 from outrider.llm import LLM
+from outrider.models.rounds import Machine
 from outrider.plan.acceptance import Chances
 from outrider.plan.costs import Samples, Table, typical
 from outrider.plan.measure import WARM, Measurer
@@ -131,8 +132,8 @@ def test_costs_are_measured_on_texts_that_the_drafter_has_not_met(llm: LLM, monk
 
 
 def test_nothing_stands_in_for_what_is_measured(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = SimpleNamespace(patient=True, count=0)
-    seen: list[bool] = []
+    machine = object.__new__(Machine)
+    machine.patient, seen = True, list[bool]()
     monkeypatch.setattr(Measurer, "_machine", property(lambda self: machine))
     monkeypatch.setattr(Measurer, "_run", lambda self, *given: seen.append(machine.patient))
     measurer(llm).run("suffix", (1,), (1,))

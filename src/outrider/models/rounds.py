@@ -7,10 +7,11 @@ buckets of its own, so it is never padded to a tree's rows. Graphs are captured 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -273,8 +274,7 @@ class Round:
 
 class Machine:
     """What all rounds share: the decoder, its KV, the lanes, memory for graphs. `spare` is asked for memory that nobody uses;
-    `patient`: what is roomier may stand in for what was seldom wanted, which whoever measures has to forbid; `count`: graphs that
-    were ever captured."""
+    `patient`: what is roomier may stand in for what was seldom wanted (see `exact`); `count`: graphs that were ever captured."""
 
     def __init__(self, decoder: Decoder, cache: Any, lanes: Lanes, usable: int, max_len: int) -> None:
         self.graphs = lanes.last.device.type == "cuda"
@@ -288,6 +288,15 @@ class Machine:
         self._wanted = Counter[Shape]()
         self.rings: dict[str, Ring] = {}
         self._moved: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @contextlib.contextmanager
+    def exact(self) -> Iterator[None]:
+        """What is asked for is what is run meanwhile: nothing roomier stands in for it."""
+        self.patient = False
+        try:
+            yield
+        finally:
+            self.patient = True
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
         """`work` as a graph; None, once and for all, for a model whose pass cannot be captured: it is then run as it is."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -77,7 +77,7 @@ class Measurer:
 
     def run(self, draft: str, depths: Sequence[int], batches: Sequence[int]) -> Found:
         """Everything about one drafter. Raises `OutriderError` where it cannot start or is switched off."""
-        with self._exact():
+        with contextlib.nullcontext() if self._machine is None else self._machine.exact():
             return self._run(draft, depths, batches)
 
     def _run(self, draft: str, depths: Sequence[int], batches: Sequence[int]) -> Found:
@@ -219,19 +219,6 @@ class Measurer:
         if bad is not None:
             raise OutriderError(bad.error or "the model gave no valid scores; try another --dtype or --device")
         return results
-
-    @contextlib.contextmanager
-    def _exact(self) -> Iterator[None]:
-        """What is asked for is what is run: nothing roomier stands in for a shape that was not captured yet."""
-        machine = self._machine
-        if machine is None:
-            yield
-            return
-        machine.patient = False
-        try:
-            yield
-        finally:
-            machine.patient = True
 
     @property
     def _captured(self) -> int:
