@@ -94,7 +94,7 @@ def compared(found: Found, depth: int, batch: int) -> dict[str, Any]:
     }
 
 
-def measured(row: Row, equal: bool) -> dict[str, Any]:
+def measured(row: Row) -> dict[str, Any]:
     """What was measured."""
     assert row.speedup is not None
     return {
@@ -102,7 +102,7 @@ def measured(row: Row, equal: bool) -> dict[str, Any]:
         "measured_tau": row.tau,
         "measured_tokens_per_second": [row.tokens_per_second, row.plain_tokens_per_second],
         "pairs": list(row.speedup.pairs),
-        "equal": equal,
+        "equal": row.equal == row.compared,
     }
 
 
