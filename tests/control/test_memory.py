@@ -76,6 +76,21 @@ def test_a_stall_now_and_then_is_no_verdict_and_batches_are_not_mixed() -> None:
     for i in range(300):
         judge.add(1, 11, 100.0 if i % 25 == 0 else 10.0, 1.0)
     assert not judge.rests(1) and judge.case(1).next == REST
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_crowd_that_catches_up_with_its_prompts_says_nothing_about_the_next_rounds(steady: bool) -> None:
+    """60 requests get two tokens each in 2.3 ms where plain rounds take 1.3; the first round reads their prompts, too: 12 ms."""
+    judge = Judge()
+    anew = [judge.add(60, 120, 2.3e-3 if i else 12.4e-3, 60 / 1.3e-3, steady=steady or i > 0) for i in range(5)]
+    assert any(anew) == steady and not judge.rests(60)
+
+
+@pytest.mark.parametrize("catching", [0, 1])
+def test_a_drafter_that_always_catches_up_is_judged_all_the_same(catching: int) -> None:
+    judge = Judge()
+    anew = [judge.add(60, 66, 2.3e-3, 60 / 1.3e-3, steady=not catching) for _ in range(16)]
+    assert any(anew) and judge.rests(60)
     judge = Judge()
     for _ in range(MANY - 1):
         judge.add(1, 1, 1.25, 1.0)

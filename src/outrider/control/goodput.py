@@ -243,7 +243,7 @@ class Goodput:
             plain = batch / self._usual.seconds(now, batch, batch)
             if batch == 1 and not asked.probes:
                 self._lookout.saw(tokens > 1, min(wall, ODD * self._usual.seconds(now, 1, event.rows)), tokens / plain)
-            if not self._watches and self._judge.add(batch, tokens, wall, plain):
+            if not self._watches and self._judge.add(batch, tokens, wall, plain, steady=asked.steady):
                 self._again()
                 self._judge.renew()
 

@@ -36,12 +36,13 @@ class Case:
     short: deque[tuple[float, float]] = field(default_factory=lambda: deque[tuple[float, float]](maxlen=2 * FEW))
     long: deque[tuple[float, float]] = field(default_factory=lambda: deque[tuple[float, float]](maxlen=MANY))
 
-    def add(self, tokens: float, seconds: float, plain: float, enough: int) -> bool:
+    def add(self, tokens: float, seconds: float, plain: float, enough: int, steady: bool) -> bool:
         """As the judge's, who believes what `enough` rounds say. While guessing rests, those who were promised guesses have them,
         which says nothing new."""
         if self.rest:
             return False
-        self.short.append((tokens / plain, seconds))
+        if steady:
+            self.short.append((tokens / plain, seconds))
         self.long.append((tokens / plain, seconds))
         self.heard += 1
         if len(self.long) >= enough and self.heard % FEW == 0:
@@ -66,10 +67,11 @@ class Judge:
         """What is known of batches like this."""
         return self._cases[bucket(batch)]
 
-    def add(self, batch: int, tokens: float, seconds: float, plain: float, enough: int = ENOUGH) -> bool:
+    def add(self, batch: int, tokens: float, seconds: float, plain: float, enough: int = ENOUGH, steady: bool = True) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses; `enough` of them tell enough, in
-        large batches. True where the last few were slower than that, so that the plan is to be made anew."""
-        return self.case(batch).add(tokens, seconds, plain, max(enough, MANY // batch))
+        large batches; `steady`: nobody had to catch up with the text in it, which says nothing about the next few. True where the
+        last few were slower than that, so that the plan is to be made anew."""
+        return self.case(batch).add(tokens, seconds, plain, max(enough, MANY // batch), steady)
 
     def inherit(self) -> None:
         """Another controller goes on with what is known."""
