@@ -210,3 +210,13 @@ def test_what_members_take_outlives_a_renewal() -> None:
     assert hybrid.renew() and all(new is not old for new, old in zip(hybrid.members, before, strict=True))
     assert [m.pace for m in hybrid.members] == [m.pace for m in before] and hybrid.members[0].pace.sure
     assert hybrid.members[1].rates.everybody() != before[1].rates.everybody(), "of texts nothing is kept"
+
+
+def test_what_lies_before_a_renewal_is_no_time_of_a_pass() -> None:
+    """The first guess after it follows on none: time since the machine was switched on would count as that of a pass."""
+    hybrid, world = Hybrid.of([Suffix(Suffix.Config()), heads.eagle()]), tiny.World()
+    for seed in range(5):
+        world.run(hybrid, [tiny.request(p) for p in tiny.prompts(1, seed=seed)])
+        assert hybrid.renew()
+    passes = [cell for curve in hybrid._costs._verify[0].values() for cell in curve.cells.values()]
+    assert passes and all(cell.size > 0 and max(cell.samples) < 5.0 for cell in passes)

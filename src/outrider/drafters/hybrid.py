@@ -180,7 +180,7 @@ class Hybrid(Panel):
         started, self._solo, self._few = time.perf_counter(), NONE, len(batch)
         self._beats.begin(started, batch.blind, len(batch))
         self._settle(batch)
-        if self._passed == 1:
+        if self._passed == 1 and self._sent[0]:  # since the last guess, if there was one
             self._costs.add_verify(*self._sent, started - self._ended)
             self._timed = True
         self._rounds += 1
