@@ -76,6 +76,13 @@ def test_a_stall_now_and_then_is_no_verdict_and_batches_are_not_mixed() -> None:
     for i in range(300):
         judge.add(1, 11, 100.0 if i % 25 == 0 else 10.0, 1.0)
     assert not judge.rests(1) and judge.case(1).next == REST
+    judge = Judge()
+    for _ in range(MANY - 1):
+        judge.add(1, 1, 1.25, 1.0)
+        judge.add(64, 64, 60.0, 1.0)
+    assert not judge.rests(1) and not judge.rests(64)
+    judge.add(1, 1, 1.25, 1.0)
+    assert judge.rests(1) and not judge.rests(64), "batches that come and go in turns do not hide a loss"
 
 
 @pytest.mark.parametrize("steady", [True, False])
@@ -91,13 +98,6 @@ def test_a_drafter_that_always_catches_up_is_judged_all_the_same(catching: int) 
     judge = Judge()
     anew = [judge.add(60, 66, 2.3e-3, 60 / 1.3e-3, steady=not catching) for _ in range(16)]
     assert any(anew) and judge.rests(60)
-    judge = Judge()
-    for _ in range(MANY - 1):
-        judge.add(1, 1, 1.25, 1.0)
-        judge.add(64, 64, 60.0, 1.0)
-    assert not judge.rests(1) and not judge.rests(64)
-    judge.add(1, 1, 1.25, 1.0)
-    assert judge.rests(1) and not judge.rests(64), "batches that come and go in turns do not hide a loss"
 
 
 def test_chances_fade_to_those_of_long_ago_and_not_to_the_prior() -> None:

@@ -155,7 +155,7 @@ class Runner:
         """Seconds of the warm-up: the first prompts; on a GPU then all, twice at least, until that no longer gets quicker, since
         rounds of every shape are captured when they are met. What has run already is warm."""
         total, before = self._run(cell, cell.prompts[: cell.point.group]).seconds, float("inf")
-        for _ in range(WARMUPS if self.llm.engine.target.device.type == "cuda" and not cell.runs else 0):
+        for _ in range(WARMUPS if self.llm.engine.target.device.type == "cuda" and not (cell.runs or cell.warmup) else 0):
             again = self._run(cell, cell.prompts, counts=False).seconds
             total += again
             if again > QUICKER * before or cell.point.rate is not None:

@@ -119,6 +119,7 @@ class Measurer:
     def guesses(self, spec: str, depth: int | None = None) -> Record:
         """What the drafter would have guessed at every place, `depth` deep or as deep as it likes."""
         depth = self._start(spec).depth if depth is None else min(depth, self._start(spec).depth)
+        self._renew()
         answers = []
         for i, prompt in enumerate(self.prompts):
             self.tell(f"{spec}: what it guesses", i / len(self.prompts))
@@ -150,7 +151,7 @@ class Measurer:
             if i >= len(groups) * self.repeats and enough and not (early and self._on_gpu):
                 break
             self.tell(f"{spec}: what rounds cost, {batch} at a time", min(1.0, i / most))
-            results = self._timed(groups[i % len(groups)], control)
+            results = self._timed(groups[i % len(groups)], control, i % len(groups))
             read = [len(r.prompt_token_ids) for r in results]
             samples.contexts += read + [n + len(r.token_ids) for n, r in zip(read, results, strict=True)]
         control.close()
@@ -174,20 +175,24 @@ class Measurer:
             self.params = params
         return samples.parts["reading"][len(groups[0]), 0][1:]
 
-    def _timed(self, group: list[list[int]], control: Stretches) -> list[Result]:
+    def _timed(self, group: list[list[int]], control: Stretches, which: int = 0) -> list[Result]:
         """One group of texts, which the drafter, if it can begin anew, has not met; what they take beside their rounds is the
         reading."""
-        if not isinstance(self.llm.engine.drafter.drafter, Replayer):  # which would have to be taught again
-            self.llm.engine.drafter.renew()
+        self._renew()
         self.llm.engine.controller = control
-        control.wake(len(group))
+        control.wake(len(group), which)
         inside = control.inside
         self._wait()
         begun = self.clock()
         results = self._generate(group)
         self._wait()
-        control.samples.add("reading", len(group), 0, self.clock() - begun - (control.inside - inside))
+        control.read(self.clock() - begun - (control.inside - inside))
         return results
+
+    def _renew(self) -> None:
+        """The drafter forgets what it met, if it can. One that plays answers back would have to be taught again."""
+        if not isinstance(self.llm.engine.drafter.drafter, Replayer):
+            self.llm.engine.drafter.renew()
 
     def _start(self, spec: str) -> Drafter:
         """The drafter, fresh, with a few tokens behind it."""

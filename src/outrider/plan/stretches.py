@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -24,6 +24,8 @@ SKIPPED, PLAIN_SKIPPED = 1, 2
 launched before it is told."""
 FEW, STALL = 5, 8.0
 """Rounds of a depth after which one that takes so many times the middle one of the last is a stall, and does not count."""
+SLOW = 1.15
+"""Times longer than usual that the reading of a prompt took where a host has a slow moment."""
 
 Tree = list[tuple[int, int]]
 """Guesses as (token, parent's index)."""
@@ -38,12 +40,6 @@ def right(tree: Tree, text: Sequence[int]) -> int:
             break
         at, count = found, count + 1
     return count
-
-
-def middle(found: Sequence[float]) -> list[float]:
-    """The middle half, in order; of few, all."""
-    cut = len(found) // 4 if len(found) >= 4 * FEW else 0
-    return sorted(found)[cut : len(found) - cut]
 
 
 class Watch(Fixed):
@@ -88,6 +84,18 @@ class Lookout(Fixed):
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """So many `rounds` of one depth in the text of this number, and the mean of what they took on the host, in seconds."""
+
+    text: int
+    batch: int
+    depth: int
+    rounds: int
+    others: float
+    drafts: float
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """A round that was launched: who took part, how deep, and whether it counts."""
 
@@ -118,18 +126,23 @@ class Stretches(Fixed):
         self._row: tuple[tuple[int, int], list[tuple[float, float]]] = (0, 0), []
         self._firsts: list[tuple[int, int, float]] = []
         self._walls: dict[tuple[int, int], list[float]] = {}
+        self._stretches: list[Stretch] = []
+        self._counted = Counter[int]()
+        self._texts: list[int] = []
+        self._readings: dict[int, float] = {}
 
-    def wake(self, size: int) -> None:
-        """A new group of so many texts is about to begin."""
-        self._size = size
+    def wake(self, size: int, which: int = 0) -> None:
+        """A new group of so many texts is about to begin, those of prompts number `which`."""
         self._flush()
+        self._size = size
+        self._texts.append(which)
         self._last, self._fresh, self._left, self._begun = None, True, 0, False
         self._open.clear()
 
     @property
     def least(self) -> int:
         """Rounds that were measured of the depth that was met least."""
-        return min(len(self.samples.parts["other"].get((self._size, depth), ())) for depth in self._depths)
+        return min(self._counted[depth] for depth in self._depths)
 
     @property
     def resting(self) -> bool:
@@ -187,28 +200,45 @@ class Stretches(Fixed):
             for item in event.committed:
                 metrics.add(self.stats, item)
 
+    def read(self, seconds: float) -> None:
+        """What the reading of the group's prompts took."""
+        self._readings[len(self._texts) - 1] = seconds
+        self.samples.add("reading", self._size, 0, seconds)
+
     def _flush(self) -> None:
         """A stretch is over. Its rounds count with their mean: one that was told late makes the next one short."""
         (batch, depth), found = self._row
-        others, drafts = (sum(part) / max(1, len(found)) for part in (zip(*found, strict=True) if found else ((), ())))
-        for _ in found:
-            self.samples.add("other", batch, depth, others)
-            if depth:
-                self.samples.add("draft", batch, depth, drafts)
         self._row = (0, 0), []
+        if found:
+            others, drafts = (sum(part) / len(found) for part in zip(*found, strict=True))
+            self._stretches.append(Stretch(len(self._texts) - 1, batch, depth, len(found), others, drafts))
+            self._counted[depth] += len(found)
 
     def close(self) -> None:
         """All is measured. What a text's first round with guesses and the one before it, in which it may have been launched, took
-        beyond such rounds is the drafter's own reading. Of the host's part the usual pace counts: its slow moments and its quick
-        ones last for many stretches, and some depths met more of them than others."""
+        beyond such rounds is the drafter's own reading. Of the host's part texts written in one of its slow moments do not count,
+        which last for many stretches, so that some depths meet more of them than others; the reading of the prompt tells."""
         self._flush()
-        for part in ("other", "draft"):
-            for (batch, _), found in self.samples.parts[part].items():
-                found[:] = middle(found) if batch == self._size else found
+        slow = self._slow()
+        for stretch in self._stretches:
+            for _ in range(0 if stretch.text in slow else stretch.rounds):
+                self.samples.add("other", stretch.batch, stretch.depth, stretch.others)
+                if stretch.depth:
+                    self.samples.add("draft", stretch.batch, stretch.depth, stretch.drafts)
         usual = {key: sum(walls) / len(walls) for key, walls in self._walls.items()}
         for batch, depth, seconds in self._firsts:
             if (batch, depth) in usual and (batch, 0) in usual:
                 self.samples.add("begin", batch, 0, seconds - usual[batch, depth] - usual[batch, 0])
+
+    def _slow(self) -> set[int]:
+        """Texts whose prompts took longer to read than the same ones usually did. None, if some depth was met in no others."""
+        usual = {
+            which: median(s for t, s in self._readings.items() if self._texts[t] == which)
+            for which in {self._texts[t] for t in self._readings}
+        }
+        slow = {t for t, seconds in self._readings.items() if seconds > SLOW * usual[self._texts[t]]}
+        met, left = ({s.depth for s in self._stretches if s.text not in out} for out in (set[int](), slow))
+        return slow if met == left else set()
 
     def _turn(self, batch: Batch) -> None:
         """Go on with the stretch, or begin another."""
