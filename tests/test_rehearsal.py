@@ -145,6 +145,7 @@ def test_no_larger_batch_is_played_than_there_will_be() -> None:
     assert made == {1: [1], 3: [1, 4, 2], 64: list(SIZES)}
 
 
+@pytest.mark.slow
 def test_a_seat_rehearses_whoever_has_passes_of_its_own(
     llm: LLM, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

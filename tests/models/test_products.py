@@ -91,6 +91,7 @@ print(resident() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="tells how much memory a process has on Linux only")
 def test_products_of_many_sizes_do_not_fill_memory() -> None:
     """In a process of its own: the bound is read once."""

@@ -31,6 +31,7 @@ def alone(model, tmp_path_factory):
     return load(path)
 
 
+@pytest.mark.slow
 def test_three_write_what_one_would(model, tmp_path, alone, monkeypatch):
     own = []
     monkeypatch.setattr(Writer, "round", lambda self, number, was=Writer.round: own.append(number) or was(self, number))

@@ -69,9 +69,9 @@ class Judge:
 
     def add(self, batch: int, tokens: float, seconds: float, plain: float, enough: int = ENOUGH, steady: bool = True) -> bool:
         """A round with guesses gave so many tokens; `plain`: tokens per second without guesses; `enough` of them tell enough, in
-        large batches; `steady`: nobody had to catch up with the text in it, which says nothing about the next few. True where the
-        last few were slower than that, so that the plan is to be made anew."""
-        return self.case(batch).add(tokens, seconds, plain, max(enough, MANY // batch), steady)
+        large batches; `steady`: nobody had to catch up with the text in it, which says nothing about the next few where many do.
+        True where the last few were slower than that, so that the plan is to be made anew."""
+        return self.case(batch).add(tokens, seconds, plain, max(enough, MANY // batch), steady or batch <= CROWD)
 
     def inherit(self) -> None:
         """Another controller goes on with what is known."""
