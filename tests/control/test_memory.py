@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,14 +10,12 @@ from outrider.bench import simulate
 from outrider.bench.simulate import Asks, Clock, Simulation, World, laptop
 from outrider.config import SamplingParams
 from outrider.control import Fixed, Goodput, Shelf, make
-from outrider.control.book import Asked, Book
 from outrider.control.judge import LONGEST, MANY, REST, Judge
 from outrider.control.plan import Plan, Planner
 from outrider.control.rates import Rates
 from outrider.control.shelf import Known, title
 from outrider.control.stalls import FIRST, Stalls
 from outrider.registry import parse
-from outrider.types import Finish
 
 
 def test_where_nothing_stalls_nothing_waits() -> None:
@@ -86,17 +83,6 @@ def test_a_stall_now_and_then_is_no_verdict_and_batches_are_not_mixed() -> None:
     assert not judge.rests(1) and not judge.rests(64)
     judge.add(1, 1, 1.25, 1.0)
     assert judge.rests(1) and not judge.rests(64), "batches that come and go in turns do not hide a loss"
-
-
-def test_a_round_that_was_run_again_without_guesses_says_nothing_of_them() -> None:
-    """As where there was no memory for it: nobody was silent, and nothing was drafted in no time."""
-    request = SimpleNamespace(id=1)
-    item = SimpleNamespace(request=request, tokens=(), offered_at=(), finish=Finish.RUNNING)
-    for ran in (True, False):
-        book = Book(Known(4))
-        book.open.append(Asked((1,), (3,), 3, 1))
-        event = SimpleNamespace(committed=(item,), depths=(3 * ran,))
-        assert (book.settle(event) is not None) == ran  # type: ignore[arg-type]
 
 
 def test_who_catches_up_is_told_to_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,15 +121,13 @@ class Book:
             self.states = {i: s for i, s in self.states.items() if s.request.finish is Finish.RUNNING}
 
     def settle(self, event: StepEvent) -> Asked | None:
-        """Learn from a round; what had been asked in it, or None if nobody knows, or if it was run again without guesses."""
+        """Learn from a round; what had been asked in it, or None if nobody knows."""
         ids = tuple([item.request.id for item in event.committed])
         while self.open:
             asked = self.open.popleft()
             if asked.ids == ids:
                 break
         else:
-            return None
-        if asked.deepest and event.depths and not any(event.depths):  # there was no memory for it
             return None
         if not asked.foreseen:  # whoever knows the guesses asks for good ones only
             if asked.deepest:
