@@ -134,6 +134,7 @@ def test_from_a_directory(scheme: str, tmp_path: Path, monkeypatch: pytest.Monke
         footprints.check_room("tiny", told, footprints.Form(torch.float32, scheme), torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_the_embedded_model_under_int8() -> None:
     with closing(LLM(quantize="int8", draft="ngram", kv_tokens=2048)) as llm:
         prompts = ["One two three one two three one two", "The capital of France is"]

@@ -41,6 +41,7 @@ def test_three_write_what_one_would(model, tmp_path, alone, monkeypatch):
     assert own == [], "rounds came from the others"
 
 
+@pytest.mark.slow
 def test_helpers_that_fail_are_done_without(model, tmp_path, alone, monkeypatch):
     monkeypatch.setattr(crew, "_work", os._exit)  # with a plan for a status, which fails at once
     assert training(model, tmp_path, writers=2).write()

@@ -261,6 +261,7 @@ def _rank(rank: int, port: int, model: str, corpus: Corpus, path: Path) -> None:
     ranks.leave()
 
 
+@pytest.mark.slow
 def test_two_ranks_do_what_one_does_with_twice_the_batches(model, loaded, corpus, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
