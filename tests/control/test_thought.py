@@ -38,3 +38,14 @@ def test_a_stall_is_no_price_and_whoever_is_urged_plans_soon() -> None:
     assert not thought.due()
     thought.urge()
     assert thought.due(), "at once where the last one is some time ago"
+
+
+def test_what_a_plan_without_guesses_says_of_other_batches() -> None:
+    """Of as many requests the same; of more, too, if it was one for newcomers, of whom more are no better."""
+    thought = Thought()
+    assert not thought.rests(4, True)
+    thought.planned(1e-3, 4)
+    assert thought.rests(4, False) and thought.rests(5, True)
+    assert not thought.rests(5, False) and not thought.rests(3, True)
+    thought.planned(1e-3, None)
+    assert not thought.rests(4, True)

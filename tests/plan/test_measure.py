@@ -95,7 +95,16 @@ def test_texts_written_in_a_slow_moment_do_not_count(llm: LLM, known: bool) -> N
     assert (guessing == pytest.approx(0.2, abs=5e-3)) == known, "both texts, in their proportion"
 
 
-@pytest.mark.parametrize("draft", ["synthetic:rate=0.7", "ngram:min=1", "suffix", "layer_skip:attention=1,mlp=1,floor=0"])
+@pytest.mark.parametrize(
+    "draft",
+    [
+        "synthetic:rate=0.7",
+        "ngram:min=1",
+        "suffix",
+        "layer_skip:attention=1,mlp=1,floor=0",
+        "hybrid:members=ngram(min=1;depth=6)+layer_skip(attention=1;mlp=1;floor=0;depth=6)",
+    ],
+)
 def test_rounds_of_every_depth_are_foretold(llm: LLM, draft: str) -> None:
     spec = measurer(llm).deepened(draft, 6)
     record = measurer(llm).guesses(spec)

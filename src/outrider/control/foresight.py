@@ -193,7 +193,8 @@ class Foresight(Goodput):
         """Whether guesses may pay, by what was seen some tokens ago: then all texts are worth a look, which decides."""
         common, gain = self.known.streaks.chances(), self._gain
         known = [self._texts.get(r.id) if high else None for r, (_, high) in zip(batch.requests, limits, strict=True)]
-        outlooks = [[0.0] if t is None else t.hope(common, high) for t, (_, high) in zip(known, limits, strict=True)]
+        seen = [t if t is not None and t.ahead else None for t in known]
+        outlooks = [[0.0] if t is None else t.hope(common, high) for t, (_, high) in zip(seen, limits, strict=True)]
         found, self._gain = self._limit(batch, outlooks) > 0, gain  # which is for those who decide
         return found
 
@@ -240,6 +241,11 @@ class Foresight(Goodput):
         passes, drafting, fee = self._priced(size, drafted)
         beside = fee.each if self._book.going else fee.entering
         plain, kept = ready / self._at(passes, rows), self._kept(size).share(1.0)
+        ideal = ready + kept * sum([o[-1] for o in outlooks])  # which no mean exceeds
+        if ideal <= MARGIN * plain * (self._at(passes, rows) + drafting[1] + beside):
+            self._stalls.content()
+            self._gain = 1.0
+            return 0
         best, wish, speeds = 0, 0, {0: MARGIN * plain}
         stalls = bool(self._stalls.prices)
         for k in depths_worth(most):

@@ -264,7 +264,7 @@ class Goodput:
             return
         states = [self._book.state(batch.requests[b]) for b in who]
         begun, new = self._clock(), any(s.depth is None for s in states)
-        idle = self._thought.idle == bucket(len(batch))  # guesses have little to promise
+        idle = self._thought.rests(bucket(len(batch)), self._load is not None and self._load.fresh)
         if not self._thought.due(new, idle):
             self._stale, self._off = self._stale or new, self._off or (idle and self._usual_depth is None)
             for state in states:

@@ -30,6 +30,11 @@ class Thought:
         share = CURIOUS if idle else WELCOME
         return self._life >= (min(self._next, self._ended + self._took / share) if new else self._next)
 
+    def rests(self, size: int, newcomers: bool) -> bool:
+        """Whether guesses have little to promise to a batch of this size class: by the last plan, for as many or, if it was one
+        for `newcomers`, for fewer."""
+        return self.idle is not None and (self.idle == size or (newcomers and self.idle < size))
+
     def urge(self) -> None:
         """The next one is due at once, unless one was made just now: what that took has its share of time."""
         self._next = min(self._next, self._ended + self._took / WELCOME)

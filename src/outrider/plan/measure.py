@@ -125,7 +125,7 @@ class Measurer:
             self.tell(f"{spec}: what it guesses", i / len(self.prompts))
             lookout = Lookout(self.llm.engine.drafter.drafter, depth)
             self.llm.engine.controller = lookout
-            [result] = self._generate([prompt])
+            [result] = self._generate([prompt], depth)
             answers.append(_answer(result, lookout, min(self.params.max_tokens, self.llm.max_model_len - len(prompt))))
         return Record(tuple(answers))
 
@@ -184,7 +184,7 @@ class Measurer:
         inside = control.inside
         self._wait()
         begun = self.clock()
-        results = self._generate(group)
+        results = self._generate(group, control.most)
         self._wait()
         control.read(self.clock() - begun - (control.inside - inside))
         return results
@@ -215,8 +215,10 @@ class Measurer:
         for result in self._plain:
             drafter.record(result.prompt_token_ids, self.params, result.token_ids)
 
-    def _generate(self, prompts: Sequence[Sequence[int]]) -> list[Result]:
-        results = self.llm.generate([list(p) for p in prompts], self.params)
+    def _generate(self, prompts: Sequence[Sequence[int]], depth: int | None = None) -> list[Result]:
+        """Texts; `depth`: they are asked for with one, as those are of which is foretold what it brings. Drafters that choose how
+        far to guess then go as far as that."""
+        results = self.llm.generate([list(p) for p in prompts], dataclasses.replace(self.params, depth=depth))
         guard = self.llm.engine.drafter
         if guard.reason is not None:
             raise OutriderError(f"{guard.reason}; there is nothing to plan with it")

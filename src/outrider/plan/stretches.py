@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from .. import metrics
@@ -140,6 +140,11 @@ class Stretches(Fixed):
         self._open.clear()
 
     @property
+    def most(self) -> int | None:
+        """The greatest depth, if there is any but 0."""
+        return max(self._depths) or None
+
+    @property
     def least(self) -> int:
         """Rounds that were measured of the depth that was met least."""
         return min(self._counted[depth] for depth in self._depths)
@@ -161,6 +166,9 @@ class Stretches(Fixed):
         if not reading:
             self._turn(batch)
         found = super().budget(batch)
+        found = replace(found, depth=tuple(min(d, self._depth) for d in found.depth))  # requests name the greatest
+        if not self._depth:
+            found = Budget.none(len(batch))
         self._note(batch, max(found.depth, default=0))
         return found
 
