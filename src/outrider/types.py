@@ -226,11 +226,12 @@ class Proposal:
     """Guesses for a batch, as forests hanging under each request's last committed token.
 
     `tokens [B, N]`, `parents [B, N]` (column index of the parent, or ROOT; parents come before children), `sizes [B]`
-    (columns in use), `source [B, N]` (which drafter offered the node; PROBE = scored but no guess), all int64 on the
-    target's device. Children of one node carry distinct tokens. `widths` are host-known upper bounds of `sizes`, which
-    give the pass its shape. `linear` promises that every request's nodes form one chain. `q [B, N + 1, V]`, where a
-    classical rule needs it: row s drew slot s's children, in column order, without replacement. It holds probabilities; a row of
-    zeros (and no q at all) says that the children are no draws, but guesses made without looking at the rule's randomness."""
+    (columns in use), `source [B, N]` (which drafter offered the node; PROBE = scored but no guess), all int64 on the target's
+    device, or on the host where they were made there. Children of one node carry distinct tokens. `widths` are host-known
+    upper bounds of `sizes`, which give the pass its shape. `linear` promises that every request's nodes form one chain. `q
+    [B, N + 1, V]`, where a classical rule needs it: row s drew slot s's children, in column order, without replacement. It
+    holds probabilities; a row of zeros (and no q at all) says that the children are no draws, but guesses made without
+    looking at the rule's randomness."""
 
     tokens: Tensor
     parents: Tensor

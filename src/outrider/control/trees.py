@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count, takewhile
 
+import numpy as np
+
 from ..types import Budget
 from .costs import CROWD, Costs, Floats, bucket
 from .plan import Load, Planner, alike
@@ -77,9 +79,11 @@ class Trees:
         rows = load.width if width == self._mean else max(1.0, min(load.width * width / self._mean, width))
         return replace(load, accept=_wider(load.accept, width / self._seen), width=rows, chain=self.chain(width))
 
-    def chances(self, accept: Floats, width: float) -> Floats:
-        """Chances of acceptance that were measured under the widths of late, as they would be with another one."""
-        return _wider(accept, width / self._mean)
+    def spread(self, accept: Floats) -> Floats:
+        """Chances of acceptance `[widths, N]`, of `accept [N]` that were measured under the widths of late, as they would be with
+        each width."""
+        times = np.array(self.widths)[:, None] / self._mean
+        return np.asarray((1 - (1 - accept) * times**-STEEP).clip(0.0, 1.0))
 
 
 def _wider(accept: Floats, times: float) -> Floats:

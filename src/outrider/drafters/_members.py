@@ -26,6 +26,8 @@ _COMMON = 0.98
 """How much of everybody's record is left after a guess of the same grade."""
 _FEW = 12.0
 """Guesses of a member below which its record may be bad luck."""
+NOTHING = 1e-9
+"""Seconds a level of a guess takes whose time is known otherwise."""
 _LOOKS = 0.01
 """Share of the time for guesses that do not seem to pay."""
 
@@ -126,6 +128,7 @@ class Member:
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
         self.trees = Trees(Shape(drafter).width)
+        self._tables = dict[int, Floats]()
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
@@ -184,6 +187,12 @@ class Member:
         """Levels it would like to guess, or those the request names."""
         return self.drafter.depth if request.params.depth is None else request.params.depth
 
+    @property
+    def launch(self) -> float:
+        """Seconds in which a device waits to be told to guess, where the host does no more than that and nothing was launched
+        ahead."""
+        return self.clock.seconds if 0.0 < self.pace.seconds <= NOTHING else 0.0
+
     def rows(self, levels: int) -> int:
         """Nodes of a guess of so many levels."""
         return Shape(self.drafter).nodes(levels, self.trees.now)
@@ -195,17 +204,22 @@ class Member:
         luck, beliefs = 1 - self.rates.common.lately.tests[0] / _FEW, self.rates.beliefs()
         own = beliefs.everybody if request is None else estimate(self.record(request).track, beliefs)
         chances = np.maximum(luck, own)[:most]
+        rows = self._table(len(chances))
+        tokens = 1 + np.cumsum(np.cumprod(self.trees.spread(chances), axis=1), axis=1)
         levels = np.arange(1.0, len(chances) + 1)
-        shape, found = Shape(self.drafter), list[tuple[float, int, float]]()
-        for width in self.trees.widths:
-            rows = np.array([float(shape.nodes(int(n), width)) for n in levels])
-            tokens = 1 + np.cumsum(np.cumprod(self.trees.chances(chances, width)))
-            speed = tokens / (spent + self.pace.seconds * levels + passes(rows))
-            at = int(speed.argmax())
-            found.append((float(speed[at]), at + 1, width))
-        now = self.trees.now
+        speed = tokens / (spent + self.pace.seconds * levels + passes(rows.ravel()).reshape(rows.shape))
+        at, now = speed.argmax(axis=1), self.trees.now
+        found = [(float(speed[i, k]), int(k) + 1, width) for i, (k, width) in enumerate(zip(at, self.trees.widths, strict=True))]
         fastest, many, self.trees.now = max(found, key=lambda one: one[0] * (STAYS if one[2] == now else 1.0))
         return many, fastest
+
+    def _table(self, levels: int) -> Floats:
+        """Nodes `[widths, levels]` of guesses of every width."""
+        if levels not in self._tables:
+            shape = Shape(self.drafter)
+            rows = [[float(shape.nodes(n + 1, width)) for n in range(levels)] for width in self.trees.widths]
+            self._tables[levels] = np.array(rows)
+        return self._tables[levels]
 
     def look(self, now: float, most: int) -> int:
         """Of `most` levels as many as may be guessed at time `now`, in seconds, only to measure anew what they bring: what the

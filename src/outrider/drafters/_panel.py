@@ -12,14 +12,13 @@ import torch
 from .. import tree
 from ..control.streaks import Text
 from ..errors import OutriderError, OutriderWarning, out_of_memory
+from ..guard import own
 from ..protocols import Drafter, Forcing, Isolating, Sharing, Start
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
 from ._ledger import Entry, Ledger
-from ._members import Member
+from ._members import NOTHING, Member
 
-_NOTHING = 1e-9
-"""Seconds a level of a guess takes whose time is known otherwise."""
 _PATIENCE = 3
 """Unsound proposals before a member is switched off."""
 
@@ -86,7 +85,7 @@ class Panel(Drafter):
         try:
             member.trees.used()
             part = member.drafter.propose(batch, budget)
-            if not self._sound(part, budget):
+            if not self._sound(part, budget, own(member.drafter)):
                 member.strikes += 1
                 part = None
                 if member.strikes >= _PATIENCE:
@@ -103,7 +102,7 @@ class Panel(Drafter):
         seconds = time.perf_counter() - started
         member.clock.add(seconds)
         replayed = part is not None and part.unseen and member.drafter.follows(batch.requests, True)
-        member.pace.add(_NOTHING if replayed else seconds / max(1, *budget.depth))  # a replay's time is in that of the pass
+        member.pace.add(NOTHING if replayed else seconds / max(1, *budget.depth))  # a replay's time is in that of the pass
         if part is None:
             return None, seconds
         levels = [min(pair) if nodes else 0 for *pair, nodes in zip(budget.depth, part.widths, budget.nodes, strict=True)]
@@ -176,11 +175,12 @@ class Panel(Drafter):
         else:
             self._stop(member, f"it failed with {type(error).__name__}: {error}")
 
-    def _sound(self, part: object, budget: Budget) -> bool:
+    def _sound(self, part: object, budget: Budget, trusted: bool) -> bool:
+        """Whether a part may enter the whole; one of this package's own is looked at there, with the rest."""
         if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
             return False
         fits = all(isinstance(w, int) and w <= n for w, n in zip(part.widths, budget.nodes, strict=True))
-        if part.unseen:  # the guard puts right what could not be
+        if part.unseen or trusted:  # the guard puts right what could not be
             return fits and tree.well_formed(part)
         return fits and bool(tree.validate(part, self._start.vocab_size).all())
 

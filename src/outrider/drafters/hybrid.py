@@ -297,7 +297,7 @@ class Hybrid(Panel):
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
             return usual
         passes = self._passes(batch)
-        levels, speed = member.best(request, most, passes, hand.spent)
+        levels, speed = member.best(request, most, passes, hand.spent + (0.0 if batch.blind else member.launch))
         if request.params.depth is not None:
             levels = most
         elif self._rounds % _DEEPER == 0:

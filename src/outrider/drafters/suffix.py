@@ -19,7 +19,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 
 from ..errors import BadInput
-from ..protocols import Drafter, Start
+from ..protocols import Drafter
 from ..registry import register
 from ..types import Batch, Budget, Proposal, Request
 from ._blank import blank
@@ -256,9 +256,6 @@ class Suffix(Drafter):
         self.finished = Shared(config.global_tokens) if config.global_tokens else None
         self._readers: dict[int, Reader] = {}
 
-    def start(self, start: Start) -> None:
-        self._device = start.device
-
     def renew(self) -> bool:
         """Forget finished texts."""
         self.finished = Shared(self.config.global_tokens) if self.config.global_tokens else None
@@ -272,8 +269,8 @@ class Suffix(Drafter):
         most = max(_FEW, min(_MATCHES, _CROWD // max(1, sum(n > 0 for n in budget.nodes))))
         limits = zip(batch.requests, budget.depth, budget.nodes, strict=True)
         if self.config.width == 1:
-            return Proposal.chains([self._chain(r, depth, most) if depth else [] for r, depth, _ in limits], self._device)
-        return Proposal.trees([self._tree(r, depth, n, most) if depth else [] for r, depth, n in limits], self._device)
+            return Proposal.chains([self._chain(r, depth, most) if depth else [] for r, depth, _ in limits])
+        return Proposal.trees([self._tree(r, depth, n, most) if depth else [] for r, depth, n in limits])
 
     def preview(self, request: Request, most: int) -> list[int] | None:
         """See `protocols.Drafter`. Trees are no chains."""

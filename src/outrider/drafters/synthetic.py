@@ -60,7 +60,7 @@ class Synthetic(Drafter):
 
     def start(self, start: Start) -> None:
         """Raises `DrafterMismatch` for recordings of a model with other tokens."""
-        self._device, self._vocab = start.device, start.vocab_size
+        self._vocab = start.vocab_size
         worst = max((token for answer in self._recorded.values() for token in answer), default=0)
         if worst >= self._vocab:
             raise DrafterMismatch(
@@ -76,7 +76,7 @@ class Synthetic(Drafter):
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         guesses = [self._guess(r, depth) for r, depth in zip(batch.requests, budget.depth, strict=True)]
-        return Proposal.chains(guesses, self._device)
+        return Proposal.chains(guesses)
 
     def release(self, request: Request) -> None:
         self._running.pop(request.id, None)
