@@ -176,6 +176,17 @@ def test_a_machine_that_becomes_far_slower_is_believed_in_the_end() -> None:
     assert controller.costs.plain(1, 1) == pytest.approx(20 * laptop(1, 1), rel=0.3)
 
 
+def test_short_controllers_find_together_that_guesses_pay_again() -> None:
+    """A drafter that lost while the host was slow, so that trials were dear, then pays well; no controller lives for longer than
+    96 rounds, in which it earns about as many passes as one hundred have one."""
+    slow = World(lambda b, round_: 0.7, lambda depth, requests: 4.0 * laptop(1, 1), laptop)
+    known = answers(slow, None, [96] * 4, 0)[1]
+    good = replace(slow, draft=lambda depth, requests: 0.1 * laptop(1, 1))
+    speeds = [answers(good, known, [96], seed)[0] for seed in range(1, 17)]
+    assert speeds[0] < 1.05, "it does not know yet"
+    assert sum(speeds[-4:]) / 4 > 1.5
+
+
 def test_the_shelf_knows_drafters_by_name_options_and_members() -> None:
     shelf = Shelf()
     specs = ["ngram", "ngram:depth=3", "suffix", "hybrid:members=suffix+ngram", "hybrid:members=ngram+suffix"]

@@ -190,3 +190,17 @@ def test_one_sample_of_a_chain_does_not_hide_what_is_known_of_trees() -> None:
     before = [made.plain(32, 128, chain=True), made.plain(8, 64, chain=True)]
     made.add_verify(8, 16, 5e-3, chain=True)
     assert [made.plain(32, 128, chain=True), made.plain(8, 64, chain=True)] == pytest.approx(before, rel=0.02)
+
+
+def test_chances_of_all_widths_are_those_of_each() -> None:
+    """Half of what is missed with one node a level is missed with four; the width of late has what was measured."""
+    trees, accept = Trees(4.0), np.array([0.9, 0.5])
+    found = trees.spread(accept)
+    assert found.shape == (len(trees.widths), 2) and found[-1] == pytest.approx(accept)
+    assert found[0] == pytest.approx(1 - (1 - accept) * 4.0**STEEP) and (found[0] <= found[1]).all()
+    trees.whole()
+    for _ in range(200):
+        trees.now = 1.0
+        trees.used()
+    assert trees.spread(accept)[0] == pytest.approx(accept, rel=1e-6)
+    assert trees.spread(accept)[-1] == pytest.approx(1 - (1 - accept) / 2, rel=1e-6)

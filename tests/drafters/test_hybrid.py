@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from outrider import registry, tree
 from outrider.config import SamplingParams
 from outrider.drafters import _joint
+from outrider.drafters._members import NOTHING, Hand
 from outrider.drafters.hybrid import Hybrid, Member, members
 from outrider.errors import BadInput, OutriderWarning
 from outrider.protocols import Drafter, KVNeed, Needs
@@ -600,6 +601,24 @@ def test_a_member_looks_ahead_as_far_as_it_pays() -> None:
         member.count(request, 4)
     levels, speed = member.best(request, 4, passes, 0.0)
     assert levels == 4 and speed == pytest.approx(5 / 1.48, rel=0.1)
+
+
+@pytest.mark.parametrize("launch", [0.0, 2.0])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_launch_that_is_waited_for_is_paid_for_beside_a_guess_at_hand(launch: float, ahead: bool) -> None:
+    """Four tokens at hand in a pass of one second, against five by a replay whose levels take no time: more, but for its launch
+    where the device waits for it."""
+    made = started(Told("lookup", [5]), Told("replayed", [9, 10, 11, 12]))
+    some, member = replace(batch(1), blind=ahead), made.members[1]
+    made._timed = True
+    for _ in range(8):
+        member.clock.add(launch)
+        member.pace.add(NOTHING)
+        for rows in (1, 5, 9):
+            made._costs.add_verify(1, rows, 1.0)
+    assert member.launch == launch
+    levels = made._levels(member, some, Budget((4,), (8,)), 0, Hand(3.0, 4, 0.0))
+    assert (levels > 0) == (ahead or not launch)
 
 
 def test_promises_are_kept_apart_by_how_much_they_promise() -> None:

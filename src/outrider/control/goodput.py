@@ -63,7 +63,7 @@ class Goodput:
         self._shape, self._paced = Shape(drafter), bool(getattr(drafter, "paced", False))
         self._stalls.paced = self._paced
         self._book = Book(self.known)
-        self._allowance = Allowance(self.known.trials)
+        self._allowance = Allowance(self.known.trials, self.known.purse)
         self._trees = self.known.trees = self.known.trees or Trees(self._shape.width, fixed=self._paced)
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")

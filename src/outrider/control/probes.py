@@ -7,6 +7,7 @@ from collections import defaultdict, deque
 from .costs import bucket, robust
 
 Prices = dict[int, deque[float]]
+Purse = defaultdict[int, float]
 
 SHARE = 0.01
 """Of all time, for trials of requests that are off."""
@@ -27,10 +28,11 @@ MOST = 0.1
 
 class Allowance:
     """Seconds that may be spent on trials, a purse for every size class of the batch. A trial is charged what it really took,
-    so a slow drafter is tried seldom. `prices`: what trials took lately, by size class, which outlives a controller."""
+    so a slow drafter is tried seldom. `prices`, what trials took lately by size class, and the `purse` outlive a controller: in
+    a few short texts none may earn a dear trial."""
 
-    def __init__(self, prices: Prices | None = None) -> None:
-        self._seconds = defaultdict[int, float](float)
+    def __init__(self, prices: Prices | None = None, purse: Purse | None = None) -> None:
+        self._seconds = Purse(float) if purse is None else purse
         self._prices: Prices = {} if prices is None else prices
         self._expected = dict[int, float]()
         self._calm = CALM  # trials since one was stalled

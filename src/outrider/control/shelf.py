@@ -13,7 +13,7 @@ from .costs import Costs
 from .fees import Fees
 from .judge import Judge
 from .pace import Pace
-from .probes import Prices
+from .probes import Prices, Purse
 from .rates import Rates
 from .stalls import Stalls
 from .streaks import Streaks
@@ -31,7 +31,7 @@ class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
     what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
     `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are; `trials`: what
-    trying took; `thought`: when the next plan is due."""
+    trying took, and the `purse` for it; `thought`: when the next plan is due."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -45,6 +45,7 @@ class Known:
     referenced: set[int] = field(default_factory=set)
     trees: Trees | None = None
     trials: Prices = field(default_factory=dict)
+    purse: Purse = field(default_factory=lambda: Purse(float))
     thought: Thought = field(default_factory=Thought)
     accept: Rates = field(init=False)
     offer: Rates = field(init=False)
