@@ -12,7 +12,6 @@ import torch
 from .. import tree
 from ..control.streaks import Text
 from ..errors import OutriderError, OutriderWarning, out_of_memory
-from ..guard import own
 from ..protocols import Drafter, Forcing, Isolating, Sharing, Start
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
@@ -85,7 +84,7 @@ class Panel(Drafter):
         try:
             member.trees.used()
             part = member.drafter.propose(batch, budget)
-            if not self._sound(part, budget, own(member.drafter)):
+            if not self._sound(part, budget):
                 member.strikes += 1
                 part = None
                 if member.strikes >= _PATIENCE:
@@ -175,12 +174,11 @@ class Panel(Drafter):
         else:
             self._stop(member, f"it failed with {type(error).__name__}: {error}")
 
-    def _sound(self, part: object, budget: Budget, trusted: bool) -> bool:
-        """Whether a part may enter the whole; one of this package's own is looked at there, with the rest."""
+    def _sound(self, part: object, budget: Budget) -> bool:
         if not isinstance(part, Proposal) or len(part.widths) != len(budget.nodes):
             return False
         fits = all(isinstance(w, int) and w <= n for w, n in zip(part.widths, budget.nodes, strict=True))
-        if part.unseen or trusted:  # the guard puts right what could not be
+        if part.unseen:  # the guard puts right what could not be
             return fits and tree.well_formed(part)
         return fits and bool(tree.validate(part, self._start.vocab_size).all())
 
