@@ -71,6 +71,27 @@ def test_a_stall_is_no_round(llm: LLM) -> None:
     assert typical(found) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("vain", [True, False])
+def test_a_pass_that_goes_on_from_a_draft_is_no_plain_one(llm: LLM, vain: bool) -> None:
+    """Where a draft that found nothing left its states, one row takes a fifth of a pass; plain rounds take all of it."""
+    now, samples = [0.0], Samples()
+    control = Stretches(llm.engine.drafter.drafter, (2, 3), samples, lambda: now[0])
+    item = SimpleNamespace(request=SimpleNamespace(id=1), tokens=(1,))
+    control.wake(1)
+    for number in range(40):
+        depth, rows = (0, 1) if number % 2 else (2, 1 if vain else 3)
+        control._open.append(Asked((1,), depth, counts=True))
+        now[0] += 2.0
+        seconds = 1.0 if not depth else 0.2 if vain else 0.4
+        event = SimpleNamespace(committed=(item,), prefill=0, rows=rows, verify_seconds=seconds, draft_seconds=0.5 * (depth > 0))
+        control._last = now[0] - 2.0
+        control.observe(event)  # type: ignore[arg-type]
+    control.close()
+    table = samples.table(True)
+    assert table.plain(1) == pytest.approx(1.0)
+    assert table.verify(1, 1) == pytest.approx(0.2 if vain else 1.0) and table.verify(1, 3) == pytest.approx(0.2 if vain else 0.4)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_texts_written_in_a_slow_moment_do_not_count(llm: LLM, known: bool) -> None:
     """Two prompts, one of which takes longer to read, written five times each; twice the host is slow, in reading, too. What a

@@ -27,6 +27,7 @@ class Costs(Protocol):
     @property
     def asked(self) -> bool: ...
     def verify(self, batch: int, rows: float) -> float: ...
+    def plain(self, batch: int) -> float: ...
     def draft(self, batch: int, depth: float) -> float: ...
     def other(self, batch: int, depth: float) -> float: ...
     def reading(self, batch: int) -> float: ...
@@ -44,7 +45,7 @@ def typical(seconds: Iterable[float]) -> float:
 
 
 Curves = Mapping[int, Points]
-PARTS = ("verify", "draft", "other", "reading", "begin", "nodes")
+PARTS = ("verify", "plain", "draft", "other", "reading", "begin", "nodes")
 
 
 @dataclass(slots=True)
@@ -69,6 +70,8 @@ class Samples:
 
     def table(self, asked: bool) -> Table:
         """Typical values of all."""
+        for (batch, _), seconds in self.parts["plain"].items():
+            self.parts["verify"].setdefault((batch, batch), seconds)
         context = (min(self.contexts), max(self.contexts)) if self.contexts else (0, 0)
         return Table({name: _curves(found) for name, found in self.parts.items()}, asked, context)
 
@@ -93,10 +96,11 @@ def _curves(samples: Mapping[tuple[int, int], list[float]]) -> Curves:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Measured curves by size of the batch. `verify`: over rows of the pass; `draft`: over levels (`asked` for, else those that
-    were offered); `other`: over the same, 0 for plain rounds; `reading` until the first token and `begin` (the drafter's own
-    reading of the prompt) at 0; `nodes`: no seconds, but guesses of a request by levels asked for, where they are trees.
-    `context`: shortest and longest text it was measured on, in tokens."""
+    """Measured curves by size of the batch. `verify`: over rows of the pass, in rounds that were drafted for, if there were any
+    like it; `plain`: a pass of the others, at 0 (one drafted for in vain may go on from the draft's states); `draft`: over
+    levels (`asked` for, else those that were offered); `other`: over the same, 0 for plain rounds; `reading` until the first
+    token and `begin` (the drafter's own reading of the prompt) at 0; `nodes`: no seconds, but guesses of a request by levels
+    asked for, where they are trees. `context`: shortest and longest text it was measured on, in tokens."""
 
     parts: Mapping[str, Curves]
     asked: bool = True
@@ -106,6 +110,10 @@ class Table:
     def verify(self, batch: int, rows: float) -> float:
         """A pass over so many rows, of all requests together."""
         return self._read("verify", batch, rows)
+
+    def plain(self, batch: int) -> float:
+        """A pass of a round that was not drafted for."""
+        return self._read("plain", batch, 0.0) if self.parts.get("plain") else self.verify(batch, batch)
 
     def draft(self, batch: int, depth: float) -> float:
         """Drafting so many levels for `batch` requests; being asked and staying silent costs something, too."""

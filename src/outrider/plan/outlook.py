@@ -125,7 +125,7 @@ def _against(case: Case, least: Prediction, needed: float | None, batch: int) ->
     plain = plain_round(case.costs, batch)
     parts = {
         "drafting": case.costs.draft(batch, least.depth) / plain,
-        "a wider pass": (case.costs.verify(batch, least.rows) - case.costs.verify(batch, batch)) / plain,
+        "a wider pass": (case.costs.verify(batch, least.rows) - case.costs.plain(batch)) / plain,
         "the host": (case.costs.other(batch, least.depth) - case.costs.other(batch, 0)) / plain,
     }
     worst = max(parts, key=lambda name: parts[name])

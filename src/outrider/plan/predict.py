@@ -69,7 +69,7 @@ def best(predictions: Sequence[Prediction], batch: int) -> Prediction | None:
 
 def plain_round(costs: Costs, batch: int) -> float:
     """Seconds of a round without guesses."""
-    return costs.verify(batch, batch) + costs.other(batch, 0)
+    return costs.plain(batch) + costs.other(batch, 0)
 
 
 def share(costs: Costs, batch: int, depth: int) -> float:
@@ -103,7 +103,7 @@ def _expected(chances: Chances, costs: Costs, depth: int, batch: int) -> Predict
         drafting = costs.draft(batch, depth)
     else:
         drafting = sum(p * costs.draft(batch, k) for k, p in enumerate(chances.deepest(depth)))
-    seconds = drafting + costs.verify(batch, rows) + costs.other(batch, depth)
+    seconds = drafting + (costs.verify(batch, rows) if depth else costs.plain(batch)) + costs.other(batch, depth)
     return Prediction(depth, batch, tau, rows, seconds, batch * tau / seconds, plain, costs.knows(batch, rows))
 
 
@@ -130,7 +130,7 @@ def _walk(group: Sequence[Answer], depth: int, costs: Costs, walk: Walk) -> None
         guesses = [a.guesses(at, k, costs.nodes(len(asked), k)) for a, at, k in asked]
         drafted, rows = sum(k > 0 for _, _, k in asked), len(asked) + sum(guesses)
         levels = max(k for _, _, k in asked) if costs.asked else max(guesses)
-        seconds = costs.verify(len(asked), rows) + costs.other(len(asked), levels)
+        seconds = (costs.verify(len(asked), rows) if drafted else costs.plain(len(asked))) + costs.other(len(asked), levels)
         seconds += costs.draft(drafted, levels) if drafted else 0.0
         walk.rounds, walk.turns, walk.rows = walk.rounds + 1, walk.turns + len(asked), walk.rows + rows
         walk.seconds, walk.inside = walk.seconds + seconds, walk.inside + seconds

@@ -195,7 +195,10 @@ class Stretches(Fixed):
         walls.append(wall)
         if len(walls) > FEW and wall > STALL * median(walls[-8 * FEW :]):
             return
-        add("verify", batch, event.rows, event.verify_seconds)
+        if asked.depth:
+            add("verify", batch, event.rows, event.verify_seconds)
+        else:
+            add("plain", batch, 0, event.verify_seconds)
         if self._row[0] != (batch, asked.depth):
             self._flush()
             self._row = (batch, asked.depth), []
