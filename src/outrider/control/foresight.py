@@ -193,8 +193,7 @@ class Foresight(Goodput):
         """Whether guesses may pay, by what was seen some tokens ago: then all texts are worth a look, which decides."""
         common, gain = self.known.streaks.chances(), self._gain
         known = [self._texts.get(r.id) if high else None for r, (_, high) in zip(batch.requests, limits, strict=True)]
-        seen = [t if t is not None and t.ahead else None for t in known]
-        outlooks = [[0.0] if t is None else t.hope(common, high) for t, (_, high) in zip(seen, limits, strict=True)]
+        outlooks = [[0.0] if t is None else t.hope(common, high) for t, (_, high) in zip(known, limits, strict=True)]
         found, self._gain = self._limit(batch, outlooks) > 0, gain  # which is for those who decide
         return found
 

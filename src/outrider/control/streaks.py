@@ -97,6 +97,8 @@ class Text:
     def hope(self, common: list[float], most: int) -> list[float]:
         """The same of a text that was looked at some tokens ago: as then, if what was seen came true, as far as it went; else
         nothing is expected."""
+        if not self.ahead:
+            return [0.0]
         fresh = self.request.tokens[self.length :]
         true = self.length > 0 and all(token == guess for token, guess in zip(fresh, self.ahead, strict=False))
         return self.outlook(common, most) if true else [0.0]

@@ -82,10 +82,13 @@ class Trees:
     def spread(self, accept: Floats) -> Floats:
         """Chances of acceptance `[widths, N]`, of `accept [N]` that were measured under the widths of late, as they would be with
         each width."""
-        times = np.array(self.widths)[:, None] / self._mean
-        return np.asarray((1 - (1 - accept) * times**-STEEP).clip(0.0, 1.0))
+        return _scaled(accept, np.array(self.widths)[:, None] / self._mean)
 
 
 def _wider(accept: Floats, times: float) -> Floats:
     """Chances of guesses so many times as wide."""
-    return accept if times == 1.0 else (1 - (1 - accept) * times**-STEEP).clip(0.0, 1.0)
+    return accept if times == 1.0 else _scaled(accept, times)
+
+
+def _scaled(accept: Floats, times: float | Floats) -> Floats:
+    return np.asarray((1 - (1 - accept) * times**-STEEP).clip(0.0, 1.0))

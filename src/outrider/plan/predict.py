@@ -130,8 +130,8 @@ def _walk(group: Sequence[Answer], depth: int, costs: Costs, walk: Walk) -> None
         guesses = [a.guesses(at, k, costs.nodes(len(asked), k)) for a, at, k in asked]
         drafted, rows = sum(k > 0 for _, _, k in asked), len(asked) + sum(guesses)
         levels = max(k for _, _, k in asked) if costs.asked else max(guesses)
-        seconds = (costs.verify(len(asked), rows) if drafted else costs.plain(len(asked))) + costs.other(len(asked), levels)
-        seconds += costs.draft(drafted, levels) if drafted else 0.0
+        passing = costs.verify(len(asked), rows) + costs.draft(drafted, levels) if drafted else costs.plain(len(asked))
+        seconds = passing + costs.other(len(asked), levels)
         walk.rounds, walk.turns, walk.rows = walk.rounds + 1, walk.turns + len(asked), walk.rows + rows
         walk.seconds, walk.inside = walk.seconds + seconds, walk.inside + seconds
         moved = [(a, at + a.gained(at, k)) for a, at, k in asked]

@@ -165,10 +165,8 @@ class Stretches(Fixed):
         reading = not batch.writes
         if not reading:
             self._turn(batch)
-        found = super().budget(batch)
-        found = replace(found, depth=tuple(min(d, self._depth) for d in found.depth))  # requests name the greatest
-        if not self._depth:
-            found = Budget.none(len(batch))
+        wish = super().budget(batch) if self._depth else Budget.none(len(batch))
+        found = replace(wish, depth=tuple(min(d, self._depth) for d in wish.depth))  # requests name the greatest
         self._note(batch, max(found.depth, default=0))
         return found
 
