@@ -130,7 +130,7 @@ class Guard:
         """Let the drafter see the round: copies of what was decided, unless it goes on without them."""
         if not self.working or not self.observes:
             return
-        goes_on = bool(self.drafter.needs.features) and self.follows(batch.requests, any(proposal.widths))
+        goes_on = bool(self.drafter.needs.features) and self.follows(batch.requests, guessing=False)
         seen = verdict if scores.answer is not None and goes_on else _copied(verdict)
         try:
             with self._keeps(batch.requests):

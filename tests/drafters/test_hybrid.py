@@ -589,9 +589,7 @@ def test_a_member_looks_ahead_as_far_as_it_pays() -> None:
     member, request = Member(Told("x", [5, 6, 7, 8]), 0), tiny.request([1, 2])
     member.pace.add(0.1)
 
-    def passes(rows: np.ndarray) -> np.ndarray:
-        return 1.0 + 0.02 * rows
-
+    passes = 1.0 + 0.02 * np.arange(5.0)
     for _ in range(60):
         record = member.record(request)
         record.promise, record.levels = 4.0, 4
@@ -615,7 +613,7 @@ def test_a_launch_that_is_waited_for_is_paid_for_beside_a_guess_at_hand(launch: 
         member.clock.add(launch)
         member.pace.add(NOTHING)
         for rows in (1, 5, 9):
-            made._costs.add_verify(1, rows, 1.0)
+            made._usual.costs.add_verify(1, rows, 1.0)
     assert member.launch == launch
     levels = made._levels(member, some, Budget((4,), (8,)), 0, Hand(3.0, 4, 0.0))
     assert (levels > 0) == (ahead or not launch)

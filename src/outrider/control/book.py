@@ -143,7 +143,7 @@ class Book:
     def _learn(self, event: StepEvent, asked: Asked) -> None:
         """Who was offered guesses, and how many were right."""
         drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
-        beliefs = self.accept.beliefs()
+        beliefs = self.accept.beliefs(1)
         turned = sum(self._turn(s, c, beliefs) for s, c, _ in drafted)
         self.turned = self.turned or turned > 0
         if turned:

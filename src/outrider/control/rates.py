@@ -104,12 +104,13 @@ class Record:
         lately, keep = self.lately, 1.0 - share
         lately.tests, lately.hits = [keep * n for n in lately.tests], [keep * h for h in lately.hits]
 
-    def chances(self, prior: float, firm: float = WEAK) -> list[float]:
-        """By position; one never tested is believed to be like the one before it, the first one like `prior`. The lasting record
-        counts for `firm` observations at most."""
+    def chances(self, prior: float, firm: float = WEAK, most: int | None = None) -> list[float]:
+        """By position, of all or the first `most`; one never tested is believed to be like the one before it, the first one like
+        `prior`. The lasting record counts for `firm` observations at most."""
         found, prior = [], (self.lasting[1] + WEAK * prior) / (self.lasting[0] + WEAK)
-        weight = max(WEAK, min(firm, self.lasting[0] - self.lately.tests[0])) if self.lately.tests else WEAK
-        for hits, tests in zip(self.lately.hits, self.lately.tests, strict=True):
+        lately = self.lately
+        weight = max(WEAK, min(firm, self.lasting[0] - lately.tests[0])) if lately.tests else WEAK
+        for hits, tests in zip(lately.hits[:most], lately.tests[:most], strict=True):
             prior = (hits + weight * prior) / (tests + weight)
             found.append(prior)
             weight = WEAK
@@ -159,21 +160,22 @@ class Rates:
         """For this share of those who write the record no longer holds."""
         self.common.doubt(share)
 
-    def everybody(self) -> list[float]:
-        """The chances of those who write."""
-        return self.common.chances(self.prior)
+    def everybody(self, most: int | None = None) -> list[float]:
+        """The chances of those who write, at all positions or the first `most`."""
+        return self.common.chances(self.prior, most=most)
 
-    def beliefs(self) -> Beliefs:
+    def beliefs(self, most: int | None = None) -> Beliefs:
         """The chances of those who write, and of those who begin: who may be like either is believed the better, since it is soon
         known which."""
-        everybody, newcomers = self.everybody(), self.newcomers.chances(self.prior, FIRM)
+        everybody, newcomers = self.everybody(most), self.newcomers.chances(self.prior, FIRM, most)
         return Beliefs(everybody, list(map(max, everybody, newcomers)))
 
 
 def estimate(own: Track, beliefs: Beliefs, pull: float = PULL) -> list[float]:
-    """A request's chances by position: its record, shrunk to everybody's, or to that of newcomers as long as it is one."""
+    """A request's chances at the positions of `beliefs`: its record, shrunk to everybody's, or to that of newcomers as long as it
+    is one."""
     new = max(0.0, 1.0 - own.age / EARLY)
-    pairs = zip(own.hits, own.tests, *beliefs, strict=True)
+    pairs = zip(own.hits, own.tests, *beliefs, strict=False)
     return [(h + pull * (m + new * (b - m))) / (n + pull) for h, n, m, b in pairs]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..control.costs import Floats
 from ..control.limits import Shape
+from ..control.plan import Ints
 from ..control.rates import Rates, Track, estimate
 from ..control.streaks import Streaks, Text, previews
 from ..control.tally import Tally
@@ -128,7 +129,7 @@ class Member:
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
         self.trees = Trees(Shape(drafter).width)
-        self._tables = dict[int, Floats]()
+        self._tables = dict[int, Ints]()
         own = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
 
@@ -197,27 +198,27 @@ class Member:
         """Nodes of a guess of so many levels."""
         return Shape(self.drafter).nodes(levels, self.trees.now)
 
-    def best(self, request: Request | None, most: int, passes: Callable[[Floats], Floats], spent: float) -> tuple[int, float]:
+    def best(self, request: Request | None, most: int, passes: Floats, spent: float) -> tuple[int, float]:
         """Of up to `most` levels as many as bring most tokens per second if it is asked (for a request, or for any), and how many
-        that is; the next guesses are as wide as that takes. `passes`: seconds of a pass by the rows of guesses in it; `spent`:
-        seconds spent already."""
+        that is; the next guesses are as wide as that takes. `passes`: seconds of a pass by the rows of guesses of each request;
+        `spent`: seconds spent already."""
         luck, beliefs = 1 - self.rates.common.lately.tests[0] / _FEW, self.rates.beliefs()
         own = beliefs.everybody if request is None else estimate(self.record(request).track, beliefs)
         chances = np.maximum(luck, own)[:most]
         rows = self._table(len(chances))
         tokens = 1 + np.cumsum(np.cumprod(self.trees.spread(chances), axis=1), axis=1)
         levels = np.arange(1.0, len(chances) + 1)
-        speed = tokens / (spent + self.pace.seconds * levels + passes(rows.ravel()).reshape(rows.shape))
+        speed = tokens / (spent + self.pace.seconds * levels + passes[rows])
         at, now = speed.argmax(axis=1), self.trees.now
         found = [(float(speed[i, k]), int(k) + 1, width) for i, (k, width) in enumerate(zip(at, self.trees.widths, strict=True))]
         fastest, many, self.trees.now = max(found, key=lambda one: one[0] * (STAYS if one[2] == now else 1.0))
         return many, fastest
 
-    def _table(self, levels: int) -> Floats:
+    def _table(self, levels: int) -> Ints:
         """Nodes `[widths, levels]` of guesses of every width."""
         if levels not in self._tables:
             shape = Shape(self.drafter)
-            rows = [[float(shape.nodes(n + 1, width)) for n in range(levels)] for width in self.trees.widths]
+            rows = [[shape.nodes(n + 1, width) for n in range(levels)] for width in self.trees.widths]
             self._tables[levels] = np.array(rows)
         return self._tables[levels]
 

@@ -22,7 +22,7 @@ A member that crashes is switched off alone. `Proposal.source` is the member's n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from .. import registry, tree
 from ..control.costs import Costs, Floats, bucket
+from ..control.usual import Usual
 from ..errors import BadInput
 from ..protocols import Drafter, Needs
 from ..registry import register
@@ -104,22 +105,19 @@ class Hybrid(Panel):
         if len(owners) > 1:
             raise BadInput(f"hybrid: {' and '.join(owners)} each want KV memory in the target's pool, which serves one; drop one")
         self.members = [Member(drafter, i) for i, drafter in enumerate(drafters)]
-        self.merge, self.whole, self.depth = merge, whole, max(d.depth for d in drafters)
-        self.paced = not merge
-        self.nodes = sum(d.nodes for d in drafters)
+        self.merge, self.whole, self.paced = merge, whole, not merge
+        self.depth, self.nodes = max(d.depth for d in drafters), sum(d.nodes for d in drafters)
         features = dict.fromkeys(f for d in drafters for f in d.needs.features)
         kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
         self.needs = Needs(tuple(features), any(d.needs.logits for d in drafters), kv, any(d.needs.target for d in drafters))
         self.needs = replace(self.needs, gaps=not any(d.needs.every for d in drafters))
-        self._parts: dict[int, Proposal] = {}
-        self._maps: dict[int, Tensor] = {}
+        self._parts, self._maps, self._empty = dict[int, Proposal](), dict[int, Tensor](), dict[int, Proposal]()
         self._best: list[int] = []  # by request: whose guess went alone
-        self._empty: dict[int, Proposal] = {}
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
         self._cold = Cold((), False, 0)
         self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._costs, self._timed, self._rounds, self._look, self._beats = Costs(), False, 0, 0, Beats()
+        self._usual, self._timed, self._rounds, self._look, self._beats = Usual(Costs()), False, 0, 0, Beats()
         # The last guess: when, for how many in how many rows, rounds since.
         self._ended, self._sent, self._passed = 0.0, (0, 0), 0
 
@@ -128,9 +126,9 @@ class Hybrid(Panel):
         renewed = [m.reason is None and m.drafter.renew() for m in self.members]  # each of them, whatever the others can
         if not all(renewed):
             return False
-        before, known = self.members, (self._costs, self._timed, self._beats)
+        before, known = self.members, (self._usual, self._timed, self._beats)
         self._join([m.drafter for m in before], self.merge, self.whole)
-        self._costs, self._timed, self._beats = known
+        self._usual, self._timed, self._beats = known
         self._beats.pause()
         for old, member in zip(before, self.members, strict=True):
             member.clock, member.pace = old.clock, old.pace
@@ -181,7 +179,7 @@ class Hybrid(Panel):
         self._beats.begin(started, batch.blind, len(batch))
         self._settle(batch)
         if self._passed == 1 and self._sent[0]:  # since the last guess, if there was one
-            self._costs.add_verify(*self._sent, started - self._ended)
+            self._usual.costs.add_verify(*self._sent, started - self._ended)
             self._timed = True
         self._rounds += 1
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
@@ -296,17 +294,21 @@ class Hybrid(Panel):
         until, usual = member.stands.get(request.id, (0, 0))
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
             return usual
-        passes = self._passes(batch)
-        levels, speed = member.best(request, most, passes, hand.spent + (0.0 if batch.blind else member.launch))
+        passes, spent = self._passes(batch, budget), hand.spent + (0.0 if batch.blind else member.launch)
+        now = (1 + hand.value) / max(1e-9, hand.spent + passes[hand.width])
+        few = min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
+        if hand.width and self._timed and (1 + most) / (spent + passes[0]) <= now:
+            return few  # not even if all were right
+        levels, speed = member.best(request, most, passes, spent)
         if request.params.depth is not None:
             levels = most
         elif self._rounds % _DEEPER == 0:
             levels = min(most, levels + 1)
-        now = (1 + hand.value) / max(1e-9, hand.spent + float(passes(np.array([float(hand.width)]))[0]))
-        pays = speed > now or not self._timed
-        if pays and not hand.width:
+        if speed <= now and self._timed:
+            return few
+        if not hand.width:
             member.stands[request.id] = self._rounds + _STANDS, levels
-        return levels if pays else min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
+        return levels
 
     def _shared(self, batch: Batch, budget: Budget) -> Proposal:
         """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds."""
@@ -315,7 +317,7 @@ class Hybrid(Panel):
         if not member.pace.seconds:
             levels = _FIRST
         elif self._rounds >= until or size != bucket(len(batch)):
-            levels, _ = member.best(None, max(budget.depth), self._passes(batch), 0.0)
+            levels, _ = member.best(None, max(budget.depth), self._passes(batch, budget), 0.0)
             member.shared = self._rounds + _STANDS, bucket(len(batch)), levels
         most = min(member.drafter.depth, levels + (self._rounds % _DEEPER == 0))
         asked = [min(d, most) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)]
@@ -327,10 +329,11 @@ class Hybrid(Panel):
         self._solo, self._told = member.index, [{member.index}] * len(batch)
         return part
 
-    def _passes(self, batch: Batch) -> Callable[[Floats], Floats]:
-        """Seconds of a pass by the rows of guesses of each request."""
-        count, pending = len(batch), sum(batch.pending)
-        return lambda rows: self._costs.verify(count, pending + rows * count) if self._timed else np.zeros_like(rows)
+    def _passes(self, batch: Batch, budget: Budget) -> Floats:
+        """Seconds of a pass by the rows of guesses of each request; nothing before one was timed."""
+        count, pending, most = len(batch), sum(batch.pending), max(self.nodes, *budget.nodes)
+        passes = self._usual.passes(self._rounds, count, pending + count * most)[pending:][::count]
+        return passes if self._timed else np.zeros_like(passes)
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""

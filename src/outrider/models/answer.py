@@ -48,7 +48,7 @@ def mark(device: torch.device) -> Mark:
     if device.type != "cuda":
         return time.perf_counter()
     event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
+    event.record(torch.cuda.current_stream(device.index))  # by number it is found in a third of the time
     return event
 
 
