@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider import guard, registry
+from outrider import registry, trust
 
 torch.set_num_threads(1)
 os.environ["OUTRIDER_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
@@ -17,7 +17,7 @@ os.environ["OUTRIDER_HOME"] = tempfile.mkdtemp(prefix="outrider-tests-")
 @pytest.fixture(scope="session", autouse=True)
 def nobody_is_trusted() -> None:
     """The package's own drafters are watched, too."""
-    guard.TRUSTING = False
+    trust.TRUSTING = False
 
 
 @pytest.fixture(scope="module", autouse=True)

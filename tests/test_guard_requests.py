@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from outrider import guard, registry
+from outrider import registry, trust
 from outrider.config import SamplingParams
 from outrider.drafters.hybrid import Hybrid
 from outrider.errors import OutriderWarning
@@ -66,8 +66,8 @@ def test_requests_are_put_back(change: str, where: str) -> None:
 
 
 def test_only_the_packages_own_drafters_are_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "TRUSTING", True)
+    monkeypatch.setattr(trust, "TRUSTING", True)
     mine, theirs = registry.parse("ngram"), Meddler(CHANGES["last"], "propose")
-    assert guard.own(mine) and not guard.own(theirs)
-    assert not guard.own(Hybrid.of([mine, theirs])), "a member of somebody else's is enough"
-    assert guard.own(Hybrid.of([mine, registry.parse("suffix")]))
+    assert trust.own(mine) and not trust.own(theirs)
+    assert not trust.own(Hybrid.of([mine, theirs])), "a member of somebody else's is enough"
+    assert trust.own(Hybrid.of([mine, registry.parse("suffix")]))

@@ -17,6 +17,7 @@ from outrider.drafters import _joint
 from outrider.drafters._members import NOTHING, Hand
 from outrider.drafters.hybrid import Hybrid, Member, members
 from outrider.errors import BadInput, OutriderWarning
+from outrider.guard import Guard
 from outrider.protocols import Drafter, KVNeed, Needs
 from outrider.types import NONE, PROBE, Batch, Budget, PassRows, Proposal, Scores, Slots, Verdict
 
@@ -617,6 +618,55 @@ def test_a_launch_that_is_waited_for_is_paid_for_beside_a_guess_at_hand(launch: 
     assert member.launch == launch
     levels = made._levels(member, some, Budget((4,), (8,)), 0, Hand(3.0, 4, 0.0))
     assert (levels > 0) == (ahead or not launch)
+
+
+def test_who_could_not_win_is_not_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tokens at hand, in a pass that takes no longer than any: four more, if all were right, are no more."""
+    made = started(Told("lookup", [5]), Told("model", [9, 10, 11, 12]))
+    member, weighed = made.members[1], list[int]()
+    monkeypatch.setattr(member, "best", lambda *rest: weighed.append(1) or (4, 99.0))
+    member.pace.add(1e-3)
+    for rows in (1, 5, 9):
+        made._usual.costs.add_verify(1, rows, 1.0)
+    for timed, value, levels, asked in ((True, 4.0, 2, 0), (True, 3.9, 4, 1), (False, 4.0, 4, 2)):
+        made._timed = timed
+        assert made._levels(member, batch(1), Budget((4,), (8,)), 0, Hand(value, 5, 0.0)) == levels, "or a first look"
+        assert len(weighed) == asked
+
+
+def test_a_member_is_shown_the_very_proposal_that_it_made() -> None:
+    """Some know by it whose round it was. With another's number on it, it is another; with `q`, it is not kept."""
+
+    class Watching(Told):
+        made: Proposal | None = None
+        shown: list[bool]
+
+        def propose(self, some: Batch, budget: Budget) -> Proposal:
+            self.made = self.made or super().propose(some, budget)
+            return self.made
+
+        def observe(self, some: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+            self.shown.append(proposal is self.made)
+
+    one, two = Told("one", []), Watching("two", [9, 10])
+    one.depth, two.shown = 1, []
+    guesses = play(started(one, two), batch(1), lambda s: len(s), 6)
+    assert two.shown == [True] * 6 and all(g.source[0].tolist() == [1, 1] for g in guesses)
+    assert len({id(g) for g in guesses}) == 1, "signed once"
+    member, q = Member(two, 1), torch.ones(1, 3, 5)
+    part = replace(guesses[0], q=q)
+    assert member.signed(part) is not member.signed(part) and member.made(part) is part
+
+
+def test_a_trusted_member_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started(Told("wild", [10**9] * 3), Told("tame", [5]))
+    assert not made.members[0].trusted, "since nobody is, in tests"
+    made.members[0].trusted = True
+    guard = Guard(made, tiny.VOCAB)
+    budget = Budget((made.depth,), (made.nodes,))
+    with pytest.warns(OutriderWarning, match="unsound proposals"):
+        found = [guard.propose(batch(1), budget) for _ in range(4)]
+    assert not any(any(p.widths) for p in found) and not guard.working
 
 
 def test_promises_are_kept_apart_by_how_much_they_promise() -> None:

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import tree
-from ..types import ROOT, Batch, Budget, Proposal
-from ._joint import constant
+from ..types import ROOT, Batch, Budget, Proposal, constant
 
 
 @dataclass(frozen=True, slots=True)

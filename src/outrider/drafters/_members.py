@@ -17,7 +17,9 @@ from ..control.tally import Tally
 from ..control.trees import STAYS, Trees
 from ..errors import BadInput
 from ..protocols import Drafter
-from ..types import Budget, Request
+from ..trust import own
+from ..types import Budget, Proposal, Request
+from . import _joint
 
 _DECAY = 0.9
 """How much of what was counted is left after a round."""
@@ -118,6 +120,8 @@ class Member:
     def __init__(self, drafter: Drafter, index: int) -> None:
         self.drafter, self.index = drafter, index
         self.clock, self.pace, self.records = Clock(), Clock(), dict[int, Record]()
+        self.trusted = own(drafter)
+        self._signed: tuple[Proposal, Proposal] | None = None
         self.rates = Rates(max(1, drafter.depth), _HOPED)
         self.common: dict[int, Tally] = {}
         self.reason: str | None = None
@@ -130,8 +134,8 @@ class Member:
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
         self.trees = Trees(Shape(drafter).width)
         self._tables = dict[int, Ints]()
-        own = getattr(drafter, "expected", None)
-        self.expected: Callable[[Request], float | None] | None = own if callable(own) else None
+        says = getattr(drafter, "expected", None)
+        self.expected: Callable[[Request], float | None] | None = says if callable(says) else None
 
     def record(self, request: Request) -> Record:
         """What it did for a request; pauses since it was last looked at have worn it out."""
@@ -142,6 +146,18 @@ class Member:
             record.fade(self.pauses - record.pauses)
             record.pauses = self.pauses
         return record
+
+    def signed(self, part: Proposal) -> Proposal:
+        """A proposal of its own, with its number; of one that is made again and again, the same."""
+        if part.q is not None:  # which takes too much memory to be kept
+            return _joint.signed(part, self.index)
+        if self._signed is None or self._signed[0] is not part:
+            self._signed = part, _joint.signed(part, self.index)
+        return self._signed[1]
+
+    def made(self, signed: Proposal) -> Proposal:
+        """The last one that was signed, as it was made, if it is known."""
+        return self._signed[0] if self._signed is not None and self._signed[1] is signed else signed
 
     def worth(self, request: Request) -> float:
         """Tokens its guess at hand is expected to bring: what it promises, as far as promises of that grade came true in this
@@ -172,8 +188,8 @@ class Member:
 
     def promise(self, request: Request, levels: int) -> float:
         """What it expects of a guess that it just made, of so many levels; the levels where it does not say."""
-        own = None if self.expected is None else self.expected(request)
-        return float(levels) if own is None else own
+        said = None if self.expected is None else self.expected(request)
+        return float(levels) if said is None else said
 
     def outlook(self, request: Request) -> float:
         """Tokens it is expected to bring if asked; half its depth before it ever was."""
@@ -203,8 +219,8 @@ class Member:
         that is; the next guesses are as wide as that takes. `passes`: seconds of a pass by the rows of guesses of each request;
         `spent`: seconds spent already."""
         luck, beliefs = 1 - self.rates.common.lately.tests[0] / _FEW, self.rates.beliefs()
-        own = beliefs.everybody if request is None else estimate(self.record(request).track, beliefs)
-        chances = np.maximum(luck, own)[:most]
+        usual = beliefs.everybody if request is None else estimate(self.record(request).track, beliefs)
+        chances = np.maximum(luck, usual)[:most]
         rows = self._table(len(chances))
         tokens = 1 + np.cumsum(np.cumprod(self.trees.spread(chances), axis=1), axis=1)
         levels = np.arange(1.0, len(chances) + 1)

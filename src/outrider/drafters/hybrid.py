@@ -46,8 +46,8 @@ _EXPLORE = 64
 """Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
 _FIRST = 2
 """Levels of the first guess of a member whose time is not known."""
-_STANDS = 4
-"""Rounds launched ahead for which it stands how far a member guesses, and that there is nothing to look up."""
+_STANDS, _PACED = 4, 8
+"""Rounds launched ahead for which it stands that there is nothing to look up, and how far a member guesses."""
 _CROWD = 2
 """Requests at most for whom it is looked what lookups see coming; for more the model alone is asked, in rounds launched ahead,
 since looking takes the host longer than the device takes for a pass."""
@@ -307,7 +307,7 @@ class Hybrid(Panel):
         if speed <= now and self._timed:
             return few
         if not hand.width:
-            member.stands[request.id] = self._rounds + _STANDS, levels
+            member.stands[request.id] = self._rounds + _PACED, levels
         return levels
 
     def _shared(self, batch: Batch, budget: Budget) -> Proposal:
@@ -318,7 +318,7 @@ class Hybrid(Panel):
             levels = _FIRST
         elif self._rounds >= until or size != bucket(len(batch)):
             levels, _ = member.best(None, max(budget.depth), self._passes(batch, budget), 0.0)
-            member.shared = self._rounds + _STANDS, bucket(len(batch)), levels
+            member.shared = self._rounds + _PACED, bucket(len(batch)), levels
         most = min(member.drafter.depth, levels + (self._rounds % _DEEPER == 0))
         asked = [min(d, most) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)]
         self._parts, self._few = {}, _WATCHED
@@ -380,8 +380,8 @@ class Hybrid(Panel):
     def _alone(self, batch: Batch, verdict: Verdict, scores: Scores) -> None:
         """A round in which one member's guesses were all there was. Its columns are the whole's, of the others nothing was
         accepted. Whoever reads states and cannot do without the host is shown its own."""
-        solo, whole, none = self.members[self._solo], self._parts[self._solo], self._nothing(len(batch))
-        told = batch.requests[: self._few]
+        solo, none, told = self.members[self._solo], self._nothing(len(batch)), batch.requests[: self._few]
+        whole = solo.made(self._parts[self._solo])
         self._ledger.note(told, [self._entry(b, r) for b, r in enumerate(told)], batch.blind)
         self._ledger.skip(batch.requests[self._few :])
         longest = reach(batch, solo, whole)

@@ -1,0 +1,53 @@
+"""What rounds should take: the tables of costs, as they were some rounds ago."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from outrider.control.costs import Costs
+from outrider.control.usual import LATELY, MOST, Usual
+
+
+def costs() -> Costs:
+    made = Costs()
+    for rows in (4, 8, 20):
+        made.add_verify(4, rows, 1.0 + rows / 10)
+    for levels in (1, 3, 5):
+        made.add_draft(2, levels, levels / 100)
+        made.add_wait(4, levels, levels / 1000)
+    made.add_other(4, 0.5)
+    return made
+
+
+@pytest.mark.parametrize(("rows", "drafted", "deepest"), [(4, 0, 0), (7, 2, 3), (40, 3, 20), (0, 1, 1)])
+def test_they_say_what_the_tables_say(rows: int, drafted: int, deepest: int) -> None:
+    made = costs()
+    right = made.plain(4, rows) + made.other(4) + made.guessing(4, drafted, deepest)
+    assert Usual(made).seconds(0, 4, rows, drafted, deepest) == pytest.approx(right)
+
+
+def test_they_stand_for_some_rounds() -> None:
+    made = costs()
+    usual = Usual(made)
+    before = usual.seconds(5, 4, 8)
+    for _ in range(100):
+        made.add_verify(4, 8, 9.0)
+    assert usual.seconds(5 + LATELY - 1, 4, 8) == before
+    after = usual.seconds(5 + LATELY, 4, 8)
+    assert after > 2 * before
+    assert usual.seconds(0, 4, 8) == pytest.approx(after), "rounds that are counted anew know nothing of those before"
+
+
+def test_passes_have_as_many_rows_as_were_asked_for() -> None:
+    usual = Usual(costs())
+    passes = usual.passes(0, 4, 100)
+    assert len(passes) > 100 and passes[8] == pytest.approx(1.8, rel=0.1) and np.all(np.diff(passes) >= 0)
+    assert len(usual.passes(0, 4, 3)) < len(passes)
+
+
+def test_kinds_of_rounds_are_forgotten_in_time() -> None:
+    usual = Usual(costs())
+    for batch in range(1, 3 * MOST):
+        usual.seconds(0, batch, batch)
+    assert len(usual._told) <= MOST
