@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from outrider import registry, tree
 from outrider.config import SamplingParams
 from outrider.drafters import _joint
-from outrider.drafters._members import NOTHING, Hand
+from outrider.drafters._members import Hand
 from outrider.drafters.hybrid import Hybrid, Member, members
 from outrider.errors import BadInput, OutriderWarning
 from outrider.guard import Guard
@@ -602,6 +602,24 @@ def test_a_member_looks_ahead_as_far_as_it_pays() -> None:
     assert levels == 4 and speed == pytest.approx(5 / 1.48, rel=0.1)
 
 
+@pytest.mark.parametrize("dear", [0.0, 0.3])
+def test_levels_of_chains_and_of_trees_have_their_own_price(dear: float) -> None:
+    """A device grows trees level by level: two nodes each may take far longer than one, and a pass over them hardly longer."""
+    drafter = Told("x", [5, 6, 7, 8])
+    drafter.nodes = 8
+    member, request, passes = Member(drafter, 0), tiny.request([1, 2]), np.full(9, 1.0)
+    for _ in range(60):
+        member.record(request).promise, member.record(request).levels = 4.0, 4
+        member.count(request, 2)
+    assert member.trees.widths == (1.0, 2.0)
+    for width, seconds in ((1.0, 0.01), (2.0, 0.01 + dear)) * 3:
+        member.trees.now = width
+        member.took(4, 0.001, 4 * seconds)
+        assert member.pace.seconds == pytest.approx(seconds)
+    member.best(request, 4, passes, 0.0)
+    assert member.trees.now == (1.0 if dear else 2.0)
+
+
 @pytest.mark.parametrize("launch", [0.0, 2.0])
 @pytest.mark.parametrize("ahead", [True, False])
 def test_a_launch_that_is_waited_for_is_paid_for_beside_a_guess_at_hand(launch: float, ahead: bool) -> None:
@@ -611,8 +629,7 @@ def test_a_launch_that_is_waited_for_is_paid_for_beside_a_guess_at_hand(launch: 
     some, member = replace(batch(1), blind=ahead), made.members[1]
     made._timed = True
     for _ in range(8):
-        member.clock.add(launch)
-        member.pace.add(NOTHING)
+        member.took(4, launch, 0.0)
         for rows in (1, 5, 9):
             made._usual.costs.add_verify(1, rows, 1.0)
     assert member.launch == launch

@@ -119,7 +119,8 @@ class Member:
 
     def __init__(self, drafter: Drafter, index: int) -> None:
         self.drafter, self.index = drafter, index
-        self.clock, self.pace, self.records = Clock(), Clock(), dict[int, Record]()
+        self.clock, self.paces, self.records = Clock(), (Clock(), Clock()), dict[int, Record]()
+        self.replayed = False  # its last guess, on a device that the host does not wait for
         self.trusted = own(drafter)
         self._signed: tuple[Proposal, Proposal] | None = None
         self.rates = Rates(max(1, drafter.depth), _HOPED)
@@ -205,10 +206,21 @@ class Member:
         return self.drafter.depth if request.params.depth is None else request.params.depth
 
     @property
+    def pace(self) -> Clock:
+        """What a level takes of guesses as wide as the next ones: chains may be made in another way."""
+        return self.paces[self.trees.linear]
+
+    @property
     def launch(self) -> float:
         """Seconds in which a device waits to be told to guess, where the host does no more than that and nothing was launched
         ahead."""
-        return self.clock.seconds if 0.0 < self.pace.seconds <= NOTHING else 0.0
+        return self.clock.seconds if self.replayed else 0.0
+
+    def took(self, levels: int, host: float, device: float | None) -> None:
+        """A guess of so many levels took the host so many seconds; a replay the device, which is in the time of the pass."""
+        self.clock.add(host)
+        self.replayed = device is not None
+        self.pace.add(max(NOTHING, (host if device is None else device) / max(1, levels)))
 
     def rows(self, levels: int) -> int:
         """Nodes of a guess of so many levels."""
@@ -224,7 +236,8 @@ class Member:
         rows = self._table(len(chances))
         tokens = 1 + np.cumsum(np.cumprod(self.trees.spread(chances), axis=1), axis=1)
         levels = np.arange(1.0, len(chances) + 1)
-        speed = tokens / (spent + self.pace.seconds * levels + passes[rows])
+        paces = [self.paces[self.trees.chain(w)].seconds or self.pace.seconds for w in self.trees.widths]
+        speed = tokens / (spent + np.outer(paces, levels) + passes[rows])
         at, now = speed.argmax(axis=1), self.trees.now
         found = [(float(speed[i, k]), int(k) + 1, width) for i, (k, width) in enumerate(zip(at, self.trees.widths, strict=True))]
         fastest, many, self.trees.now = max(found, key=lambda one: one[0] * (STAYS if one[2] == now else 1.0))

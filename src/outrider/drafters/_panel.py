@@ -15,7 +15,7 @@ from ..errors import OutriderError, OutriderWarning, out_of_memory
 from ..protocols import Drafter, Forcing, Isolating, Sharing, Start
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from ._ledger import Entry, Ledger
-from ._members import NOTHING, Member
+from ._members import Member
 
 _PATIENCE = 3
 """Unsound proposals before a member is switched off."""
@@ -79,7 +79,7 @@ class Panel(Drafter):
         """A member's guesses, if they are sound, and the seconds they took."""
         if not budget.any:
             return None, 0.0
-        started, part = time.perf_counter(), None
+        started, part, before = time.perf_counter(), None, self._replays
         try:
             member.trees.used()
             part = member.drafter.propose(batch, budget)
@@ -98,9 +98,8 @@ class Panel(Drafter):
                 # What a member drew and did not report must not be taken for another's.
                 self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
-        member.clock.add(seconds)
         replayed = part is not None and part.unseen and member.drafter.follows(batch.requests, True)
-        member.pace.add(NOTHING if replayed else seconds / max(1, *budget.depth))  # a replay's time is in that of the pass
+        member.took(max(budget.depth), seconds, self._replays - before if replayed else None)
         if part is None:
             return None, seconds
         levels = [min(pair) if nodes else 0 for *pair, nodes in zip(budget.depth, part.widths, budget.nodes, strict=True)]
@@ -111,6 +110,12 @@ class Panel(Drafter):
                 record.promise, record.levels = member.promise(request, levels[b]) if levels[b] else 0.0, levels[b]
         part = self._parts[member.index] = member.signed(part)
         return part, seconds
+
+    @property
+    def _replays(self) -> float:
+        """Seconds that the device has worked on replays of drafters, so far."""
+        stage = None if self._start.view is None else self._start.view.stage
+        return 0.0 if stage is None else float(stage.meter.seconds)
 
     def _preview(self, member: Member, request: Request, most: int) -> list[int] | None:
         """What a member would guess, if it can tell."""

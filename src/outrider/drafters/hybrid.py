@@ -118,8 +118,8 @@ class Hybrid(Panel):
         self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
         self._usual, self._timed, self._rounds, self._look, self._beats = Usual(Costs()), False, 0, 0, Beats()
-        # The last guess: when, for how many in how many rows, rounds since.
-        self._ended, self._sent, self._passed = 0.0, (0, 0), 0
+        # The last guess: when, seconds of replays, for how many in how many rows, rounds since.
+        self._ended, self._replayed, self._sent, self._passed = 0.0, 0.0, (0, 0), 0
 
     def renew(self) -> bool:
         """If all members can, it can. What they take on this machine is no text."""
@@ -131,7 +131,7 @@ class Hybrid(Panel):
         self._usual, self._timed, self._beats = known
         self._beats.pause()
         for old, member in zip(before, self.members, strict=True):
-            member.clock, member.pace = old.clock, old.pace
+            member.clock, member.paces = old.clock, old.paces
         return True
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
@@ -179,12 +179,12 @@ class Hybrid(Panel):
         self._beats.begin(started, batch.blind, len(batch))
         self._settle(batch)
         if self._passed == 1 and self._sent[0]:  # since the last guess, if there was one
-            self._usual.costs.add_verify(*self._sent, started - self._ended)
-            self._timed = True
-        self._rounds += 1
+            self._timed, since = True, started - self._ended
+            self._usual.costs.add_verify(*self._sent, max(since / 2, since - self._replayed))
+        self._rounds, before = self._rounds + 1, self._replays
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
         self._sent, self._passed = (len(batch), sum(batch.pending) + sum(whole.widths)), 0
-        self._ended = time.perf_counter()
+        self._ended, self._replayed = time.perf_counter(), self._replays - before
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import OutriderWarning
 from ..types import Request
+from .answer import Answer, mark
 from .lanes import LaneBook, fits
 from .loans import Loans
 from .rounds import Machine
@@ -28,13 +29,22 @@ PATIENCE = 64
 """Times that a shape not captured yet is wanted, and a roomier one that is captured played in its place."""
 
 
+@dataclass(slots=True)
+class Meter:
+    """`seconds` that the device has worked on drafters' replays so far, by what each took when it was captured."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where captured work runs: the target's `machine`, its `book` of lanes; whoever writes to its KV spoils `loans`."""
+    """Where captured work runs: the target's `machine`, its `book` of lanes; whoever writes to its KV spoils `loans`; `meter`
+    tells how long."""
 
     machine: Machine
     book: LaneBook
     loans: Loans
+    meter: Meter = field(default_factory=Meter)
     _fit: dict[int, bool] = field(default_factory=dict)
 
     def holds(self, request: Request) -> bool:
@@ -102,8 +112,27 @@ class Replays(Generic[T]):
 
     def capture(self, work: Callable[[], object]) -> Callable[[], Any]:
         """`work` as one replay of a graph; where there are no graphs, as it is."""
-        machine = self.stage.machine
-        return machine.graph(work).replay if machine.graphs else work
+        machine, meter = self.stage.machine, self.stage.meter
+        if not machine.graphs:
+            return work
+        replay = machine.graph(work).replay
+        seconds = _timed(replay, machine.lanes.last.device)
+
+        def play() -> None:
+            meter.seconds += seconds
+            replay()
+
+        return play
+
+
+def _timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that a device takes for work which nobody misses if it is done twice."""
+    work()
+    started = mark(device)
+    work()
+    answer = Answer(torch.empty(0), (), started, ended := mark(device), ended)
+    answer.read()
+    return answer.seconds()
 
 
 def within(shape: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
