@@ -45,3 +45,36 @@ def test_one_stall_is_no_rule() -> None:
         beats.begin(now, False, 1)
         now += gap
     assert beats.ratio == pytest.approx(1.7)
+
+
+def test_passes_are_those_of_rounds_alike() -> None:
+    """Twelve rounds of each kind, of two rows and of ten; in the first one launched ahead hardly any time passes."""
+    beats, now = Beats(), 0.0
+    assert not beats.timed and not beats.passes(0, True, 1, 9).any()
+    for ahead, some, many in ((False, 3.0, 4.0), (True, 1.0, 2.0)):
+        for i in range(12):
+            beats.begin(now, ahead, 1)
+            beats.made(now + 0.5, 1, (2, 10)[i % 2], 0.25)
+            now += 0.5 + (some, many)[i % 2]
+        passes = beats.passes(0, ahead, 1, 10)
+        assert beats.timed and passes[2] == pytest.approx(some - 0.25) and passes[10] == pytest.approx(many - 0.25)
+    assert beats.passes(50, False, 1, 10)[2] == pytest.approx(2.75), "as before"
+
+
+def test_until_a_kind_was_seen_the_other_stands_for_it() -> None:
+    beats = Beats()
+    for i in range(3):
+        beats.begin(2.0 * i, False, 1)
+        beats.made(2.0 * i, 1, 5, 0.0)
+    assert beats.passes(0, True, 1, 5)[5] == pytest.approx(2.0) == beats.passes(0, False, 1, 5)[5]
+
+
+def test_replays_are_not_all_of_a_pass_and_pauses_tell_nothing() -> None:
+    beats = Beats()
+    for i in range(3):
+        beats.begin(1.0 * i, True, 1)
+        beats.made(1.0 * i, 1, 5, 7.0)
+    assert beats.passes(0, True, 1, 5)[5] == pytest.approx(0.5)
+    beats.pause()
+    beats.begin(99.0, True, 1)
+    assert beats.passes(50, True, 1, 5)[5] == pytest.approx(0.5)

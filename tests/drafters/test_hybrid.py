@@ -180,6 +180,13 @@ def started(*drafters: Drafter, merge: bool = False) -> Hybrid:
     return made
 
 
+def timed(made: Hybrid, ahead: bool) -> None:
+    """Of rounds for one request that each take a second, however many rows there are."""
+    for i in range(9):
+        made._beats.begin(1.0 * i, ahead, 1)
+        made._beats.made(1.0 * i, 1, (1, 5, 9)[i % 3], 0.0)
+
+
 def outcome(made: Proposal, accepted: list[int]) -> Verdict:
     """A verdict that keeps the first so many nodes of every chain."""
     path = torch.tensor([[c if c < a else NONE for c in range(made.columns)] for a in accepted])
@@ -627,11 +634,9 @@ def test_a_launch_that_is_waited_for_is_paid_for_beside_a_guess_at_hand(launch: 
     where the device waits for it."""
     made = started(Told("lookup", [5]), Told("replayed", [9, 10, 11, 12]))
     some, member = replace(batch(1), blind=ahead), made.members[1]
-    made._timed = True
+    timed(made, ahead)
     for _ in range(8):
         member.took(4, launch, 0.0)
-        for rows in (1, 5, 9):
-            made._usual.costs.add_verify(1, rows, 1.0)
     assert member.launch == launch
     levels = made._levels(member, some, Budget((4,), (8,)), 0, Hand(3.0, 4, 0.0))
     assert (levels > 0) == (ahead or not launch)
@@ -643,12 +648,10 @@ def test_who_could_not_win_is_not_weighed(monkeypatch: pytest.MonkeyPatch) -> No
     member, weighed = made.members[1], list[int]()
     monkeypatch.setattr(member, "best", lambda *rest: weighed.append(1) or (4, 99.0))
     member.pace.add(1e-3)
-    for rows in (1, 5, 9):
-        made._usual.costs.add_verify(1, rows, 1.0)
-    for timed, value, levels, asked in ((True, 4.0, 2, 0), (True, 3.9, 4, 1), (False, 4.0, 4, 2)):
-        made._timed = timed
+    for value, levels, asked in ((4.0, 4, 1), (4.0, 2, 1), (3.9, 4, 2)):
         assert made._levels(member, batch(1), Budget((4,), (8,)), 0, Hand(value, 5, 0.0)) == levels, "or a first look"
         assert len(weighed) == asked
+        timed(made, False)
 
 
 def test_a_member_is_shown_the_very_proposal_that_it_made() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from ..control.costs import Costs, Floats
+from ..control.usual import Usual
 from ._members import Clock
 
 HOPED = 1.5
@@ -16,17 +20,41 @@ class Beats:
 
     def __init__(self) -> None:
         self._clocks = {True: Clock(), False: Clock()}
+        self._passes, self._known = {True: Usual(Costs()), False: Usual(Costs())}, set[bool]()
         self._last: tuple[float, bool, int] | None = None
+        self._guess: tuple[float, int, int, float] | None = None
 
     def begin(self, now: float, ahead: bool, count: int) -> None:
         """A round with guesses for `count` requests begins, in seconds; `ahead`: the one before was not read."""
         last, self._last = self._last, (now, ahead, count)
-        if last is not None and last[1:] == (ahead, count):
+        if last is None:
+            return
+        if last[1:] == (ahead, count):
             self._clocks[ahead].add(now - last[0])
+        guess, self._guess = self._guess, None
+        if guess is not None and (last[1] or not ahead):  # the first one ahead begins as soon as the one before was launched
+            since, requests, rows, replays = now - guess[0], *guess[1:]
+            self._passes[ahead].costs.add_verify(requests, rows, max(since / 2, since - replays))
+            self._known.add(ahead)
+
+    def made(self, now: float, requests: int, rows: int, replays: float) -> None:
+        """The round's guesses were made, for a pass of so many rows; the device takes so many seconds for it from now on."""
+        self._guess = now, requests, rows, replays
 
     def pause(self) -> None:
         """A round without guesses."""
-        self._last = None
+        self._last = self._guess = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is known what a pass takes."""
+        return bool(self._known)
+
+    def passes(self, number: int, ahead: bool, requests: int, rows: int) -> Floats:
+        """Seconds of a pass by its rows, of which there may be so many, and of what else is done in its time, in round `number`;
+        nothing before one was timed."""
+        kind = ahead if ahead in self._known else not ahead
+        return self._passes[kind].passes(number, requests, rows) if self._known else np.zeros(rows + 1)
 
     @property
     def ratio(self) -> float:

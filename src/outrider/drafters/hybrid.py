@@ -25,13 +25,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import registry, tree
-from ..control.costs import Costs, Floats, bucket
-from ..control.usual import Usual
+from ..control.costs import Floats, bucket
 from ..errors import BadInput
 from ..protocols import Drafter, Needs
 from ..registry import register
@@ -55,7 +53,7 @@ _WATCHED = 4
 """Requests of such a crowd of which it is told what became of their guesses: they are asked alike."""
 _WELL = 0.5
 """Tokens that a model's guess must bring as a rule to be all that such a crowd is given."""
-_DEEPER = 6
+_DEEPER = 16
 """Rounds after which a guess may go one level deeper than seems to pay: what is never tried is never known better."""
 _ROW = 0.15
 """Tokens that each row of a lesser guess must be expected to bring to be verified beside the better one."""
@@ -117,19 +115,17 @@ class Hybrid(Panel):
         self._cold = Cold((), False, 0)
         self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._usual, self._timed, self._rounds, self._look, self._beats = Usual(Costs()), False, 0, 0, Beats()
-        # The last guess: when, seconds of replays, for how many in how many rows, rounds since.
-        self._ended, self._replayed, self._sent, self._passed = 0.0, 0.0, (0, 0), 0
+        self._rounds, self._look, self._beats = 0, 0, Beats()
 
     def renew(self) -> bool:
         """If all members can, it can. What they take on this machine is no text."""
         renewed = [m.reason is None and m.drafter.renew() for m in self.members]  # each of them, whatever the others can
         if not all(renewed):
             return False
-        before, known = self.members, (self._usual, self._timed, self._beats)
+        before, beats = self.members, self._beats
         self._join([m.drafter for m in before], self.merge, self.whole)
-        self._usual, self._timed, self._beats = known
-        self._beats.pause()
+        self._beats = beats
+        beats.pause()
         for old, member in zip(before, self.members, strict=True):
             member.clock, member.paces = old.clock, old.paces
         return True
@@ -178,13 +174,10 @@ class Hybrid(Panel):
         started, self._solo, self._few = time.perf_counter(), NONE, len(batch)
         self._beats.begin(started, batch.blind, len(batch))
         self._settle(batch)
-        if self._passed == 1 and self._sent[0]:  # since the last guess, if there was one
-            self._timed, since = True, started - self._ended
-            self._usual.costs.add_verify(*self._sent, max(since / 2, since - self._replayed))
         self._rounds, before = self._rounds + 1, self._replays
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
-        self._sent, self._passed = (len(batch), sum(batch.pending) + sum(whole.widths)), 0
-        self._ended, self._replayed = time.perf_counter(), self._replays - before
+        rows = sum(batch.pending) + sum(whole.widths)
+        self._beats.made(time.perf_counter(), len(batch), rows, self._replays - before)
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
@@ -297,14 +290,14 @@ class Hybrid(Panel):
         passes, spent = self._passes(batch, budget), hand.spent + (0.0 if batch.blind else member.launch)
         now = (1 + hand.value) / max(1e-9, hand.spent + passes[hand.width])
         few = min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
-        if hand.width and self._timed and (1 + most) / (spent + passes[0]) <= now:
+        if hand.width and self._beats.timed and (1 + most) / (spent + passes[0]) <= now:
             return few  # not even if all were right
         levels, speed = member.best(request, most, passes, spent)
         if request.params.depth is not None:
             levels = most
         elif self._rounds % _DEEPER == 0:
             levels = min(most, levels + 1)
-        if speed <= now and self._timed:
+        if speed <= now and self._beats.timed:
             return few
         if not hand.width:
             member.stands[request.id] = self._rounds + _PACED, levels
@@ -332,12 +325,10 @@ class Hybrid(Panel):
     def _passes(self, batch: Batch, budget: Budget) -> Floats:
         """Seconds of a pass by the rows of guesses of each request; nothing before one was timed."""
         count, pending, most = len(batch), sum(batch.pending), max(self.nodes, *budget.nodes)
-        passes = self._usual.passes(self._rounds, count, pending + count * most)[pending:][::count]
-        return passes if self._timed else np.zeros_like(passes)
+        return self._beats.passes(self._rounds, batch.blind, count, pending + count * most)[pending:][::count]
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
-        self._passed += 1
         if not proposal.columns:
             self._idle(batch, verdict, scores)
             return
