@@ -11,11 +11,12 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.control import Goodput
 from outrider.control.costs import bucket
+from outrider.control.rates import Rates
 from outrider.control.shelf import Known
 from outrider.drafters.hybrid import Hybrid
 from outrider.drafters.ngram import NGram
 from outrider.drafters.suffix import Suffix
-from outrider.protocols import Drafter
+from outrider.protocols import Drafter, Learning
 from outrider.rehearsal import PLAIN, ROUNDS, SIZES, Drill, Rehearsal
 from outrider.types import Batch, Budget, Proposal
 
@@ -204,13 +205,41 @@ def test_a_switch_that_fails_in_rehearsal_leaves_all_as_it_was(
     llm.switch("none", control="fixed")
 
 
-def test_what_members_take_outlives_a_renewal() -> None:
+def test_what_members_take_and_how_often_they_are_right_outlives_a_renewal() -> None:
+    """As a controller's knowledge does. Of requests and texts nothing is kept."""
     hybrid, world = Hybrid.of([Suffix(Suffix.Config()), heads.eagle()]), tiny.World()
     world.run(hybrid, [tiny.request(p) for p in tiny.prompts(2, seed=1)])
-    before = list(hybrid.members)
-    assert hybrid.renew() and all(new is not old for new, old in zip(hybrid.members, before, strict=True))
-    assert [m.pace for m in hybrid.members] == [m.pace for m in before] and hybrid.members[0].pace.sure
-    assert hybrid.members[1].rates.everybody() != before[1].rates.everybody(), "of texts nothing is kept"
+    model = hybrid.members[1]
+    paces, rates = [m.pace.seconds for m in hybrid.members], model.rates.everybody()
+    assert hybrid.renew() and hybrid.members[1] is model and not any(m.records or m.texts or m.stands for m in hybrid.members)
+    assert [m.pace.seconds for m in hybrid.members] == paces and hybrid.members[0].pace.sure
+    assert model.rates.everybody() == rates != Rates(model.drafter.depth, 0.6).everybody()
+    assert hybrid._beats.timed and hybrid._rounds == 0
+
+
+def test_what_was_learned_can_be_put_back() -> None:
+    hybrid, world = Hybrid.of([Suffix(Suffix.Config()), heads.eagle()]), tiny.World()
+    assert isinstance(hybrid, Learning) and not isinstance(heads.eagle(), Learning)
+    before = hybrid.learned()
+    world.run(hybrid, [tiny.request(p) for p in tiny.prompts(2, seed=1)])
+    seen = [m.rates.common.lately.tests[0] for m in hybrid.members]
+    assert max(seen) > 0 and hybrid.members[0].common
+    hybrid.relearn(before)
+    assert not any(m.rates.common.lately.tests[0] or m.common for m in hybrid.members)
+
+
+def test_of_a_rehearsal_a_hybrid_learns_nothing_but_seconds(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._seat, "rehearses", 2)
+    llm.switch("hybrid:members=suffix+eagle(depth=2;width=2)", control="goodput")
+    hybrid = llm.engine.drafter.drafter
+    assert hybrid.members[1].pace.seconds and not any(m.rates.common.lately.tests[0] for m in hybrid.members)
+    llm.chat(STORY, PARAMS)
+    learned = [m.rates.everybody() for m in hybrid.members]
+    assert any(m.rates.common.lately.tests[0] for m in hybrid.members)
+    llm.switch("none", control="fixed")
+    llm.switch("hybrid:members=suffix+eagle(depth=2;width=2)", control="goodput")
+    assert llm.engine.drafter.drafter is hybrid and [m.rates.everybody() for m in hybrid.members] == learned
+    llm.switch("none", control="fixed")
 
 
 def test_what_lies_before_a_renewal_is_no_time_of_a_pass() -> None:
@@ -219,5 +248,6 @@ def test_what_lies_before_a_renewal_is_no_time_of_a_pass() -> None:
     for seed in range(5):
         world.run(hybrid, [tiny.request(p) for p in tiny.prompts(1, seed=seed)])
         assert hybrid.renew()
-    passes = [cell for curve in hybrid._costs._verify[0].values() for cell in curve.cells.values()]
+    costs = [usual.costs for usual in hybrid._beats._passes.values()]
+    passes = [cell for c in costs for curve in c._verify[0].values() for cell in curve.cells.values()]
     assert passes and all(cell.size > 0 and max(cell.samples) < 5.0 for cell in passes)

@@ -258,6 +258,15 @@ class Isolating(Protocol):
 
 
 @runtime_checkable
+class Learning(Protocol):
+    """A drafter that learns how often guesses come true, as a controller does, and keeps that when it is renewed: `learned` is a
+    copy of it, `relearn` puts one in the place of what was learned since."""
+
+    def learned(self) -> Any: ...
+    def relearn(self, learned: Any) -> None: ...
+
+
+@runtime_checkable
 class Sharing(Protocol):
     """A drafter whose own KV in the target's pool goes to whoever begins alike, together with the target's: that of the `shared`
     first tokens of a request, by now."""
@@ -340,15 +349,6 @@ class Knob:
     low: float
     high: float
     whole: bool = True
-
-
-class Tunable(Protocol):
-    """A drafter class whose best options depend on model and machine: `knobs` lists what to search for a target of so many
-    layers, `guesses` gives values by knob to begin with, `options` turns values into options (as after `NAME:`)."""
-
-    def knobs(self, layers: int) -> tuple[Knob, ...]: ...
-    def guesses(self, layers: int) -> tuple[Mapping[str, float], ...]: ...
-    def options(self, values: Mapping[str, float]) -> dict[str, str]: ...
 
 
 @runtime_checkable

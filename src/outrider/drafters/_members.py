@@ -114,6 +114,17 @@ class Clock:
         return len(self._last) > 2
 
 
+@dataclass(slots=True)
+class Learned:
+    """How often a member's guesses came true in texts of all sorts: by level, by what they promised, of lookups by how many in a
+    row were right; and how wide they are lately."""
+
+    rates: Rates
+    common: dict[int, Tally]
+    streaks: Streaks
+    trees: Trees
+
+
 class Member:
     """A drafter with its number, its records, and what it takes. `pauses` counts rounds in which nobody was asked."""
 
@@ -123,20 +134,39 @@ class Member:
         self.replayed = False  # its last guess, on a device that the host does not wait for
         self.trusted = own(drafter)
         self._signed: tuple[Proposal, Proposal] | None = None
-        self.rates = Rates(max(1, drafter.depth), _HOPED)
-        self.common: dict[int, Tally] = {}
         self.reason: str | None = None
         self.strikes, self.starved, self.pauses = 0, False, 0
         self.levels = 0  # of its last guess, at most
         self.looked: float | None = None
-        self.lookup = previews(drafter)
-        self.streaks, self.texts = Streaks(), dict[int, Text]()
+        self.lookup, self.texts = previews(drafter), dict[int, Text]()
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
-        self.trees = Trees(Shape(drafter).width)
         self._tables = dict[int, Ints]()
         says = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = says if callable(says) else None
+        self.learned = Learned(Rates(max(1, drafter.depth), _HOPED), {}, Streaks(), Trees(Shape(drafter).width))
+
+    @property
+    def rates(self) -> Rates:
+        return self.learned.rates
+
+    @property
+    def common(self) -> dict[int, Tally]:
+        return self.learned.common
+
+    @property
+    def streaks(self) -> Streaks:
+        return self.learned.streaks
+
+    @property
+    def trees(self) -> Trees:
+        return self.learned.trees
+
+    def forget(self) -> None:
+        """There is no request any more."""
+        for known in (self.records, self.texts, self.stands):
+            known.clear()
+        self.strikes, self.starved, self.pauses, self.shared = 0, False, 0, (0, 0, 0)
 
     def record(self, request: Request) -> Record:
         """What it did for a request; pauses since it was last looked at have worn it out."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 import warnings
 from dataclasses import replace
@@ -15,7 +16,7 @@ from ..errors import OutriderError, OutriderWarning, out_of_memory
 from ..protocols import Drafter, Forcing, Isolating, Sharing, Start
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from ._ledger import Entry, Ledger
-from ._members import Member
+from ._members import Learned, Member
 
 _PATIENCE = 3
 """Unsound proposals before a member is switched off."""
@@ -45,6 +46,15 @@ class Panel(Drafter):
         for member in self.members:
             if isinstance(member.drafter, Isolating):
                 member.drafter.isolate()
+
+    def learned(self) -> list[Learned]:
+        """See `protocols.Learning`, by member."""
+        return [copy.deepcopy(member.learned) for member in self.members]
+
+    def relearn(self, learned: list[Learned]) -> None:
+        """See `protocols.Learning`."""
+        for member, one in zip(self.members, learned, strict=True):
+            member.learned = one
 
     def start(self, start: Start) -> None:
         """Start every member with what it asked for itself."""

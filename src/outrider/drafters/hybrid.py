@@ -109,25 +109,28 @@ class Hybrid(Panel):
         kv = next((d.needs.kv for d in drafters if d.needs.kv is not None), None)
         self.needs = Needs(tuple(features), any(d.needs.logits for d in drafters), kv, any(d.needs.target for d in drafters))
         self.needs = replace(self.needs, gaps=not any(d.needs.every for d in drafters))
+        self._beats = Beats()
+        self._clear()
+
+    def _clear(self) -> None:
+        """As before the first request."""
         self._parts, self._maps, self._empty = dict[int, Proposal](), dict[int, Tensor](), dict[int, Proposal]()
         self._best: list[int] = []  # by request: whose guess went alone
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
         self._cold = Cold((), False, 0)
         self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._rounds, self._look, self._beats = 0, 0, Beats()
+        self._rounds, self._look = 0, 0
+        self._beats.pause()
 
     def renew(self) -> bool:
-        """If all members can, it can. What they take on this machine is no text."""
+        """If all members can, it can. What they take on this machine is no text, nor is how often their guesses came true."""
         renewed = [m.reason is None and m.drafter.renew() for m in self.members]  # each of them, whatever the others can
         if not all(renewed):
             return False
-        before, beats = self.members, self._beats
-        self._join([m.drafter for m in before], self.merge, self.whole)
-        self._beats = beats
-        beats.pause()
-        for old, member in zip(before, self.members, strict=True):
-            member.clock, member.paces = old.clock, old.paces
+        self._clear()
+        for member in self.members:
+            member.forget()
         return True
 
     def follows(self, requests: Sequence[Request], guessing: bool = True) -> bool:
