@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-THINKING, WONDERING, WELCOME, CURIOUS = 0.02, 0.005, 0.1, 0.01
+THINKING, WONDERING, WELCOME, CURIOUS = 0.02, 0.005, 0.05, 0.01
 """Share of time that plans may take: with many requests, or a slow host, they are made less often; while nobody is given guesses;
 where somebody is new, who has until then what the last plan gave most requests, or something is amiss; and where somebody is new
 while nobody is given guesses."""
