@@ -15,6 +15,8 @@ from ..control.streaks import Text
 from ..errors import OutriderError, OutriderWarning, out_of_memory
 from ..protocols import Drafter, Forcing, Isolating, Sharing, Start
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
+from ._alike import Alike, Like
+from ._beats import Beats
 from ._ledger import Entry, Ledger
 from ._members import Learned, Member
 
@@ -25,16 +27,21 @@ _PATIENCE = 3
 class Panel(Drafter):
     """Members, and how they are asked and told. `whole`: without one of them it shall not start. `_parts`: guesses of this round
     by member; `_told`, by request: members whose guess is in the proposal, or who had none; `_best`, by request: whose guess
-    went alone; `_few`: requests, from the first on, of which it is told what became of their guesses."""
+    went alone; `_asked`: what the last member was; `_light`: the one whose guesses go on as in the round before;
+    `_few`: requests, from the first on, of which it is told what became of their guesses."""
 
     members: list[Member]
     whole: bool
     _parts: dict[int, Proposal]
     _ledger: Ledger
+    _alike: Alike
     _empty: dict[int, Proposal]
     _told: list[set[int]]
     _best: list[int]
     _few: int
+    _asked: Budget
+    _light: Member | None
+    _beats: Beats
 
     def memory(self, dtype: torch.dtype) -> tuple[int, int]:
         """What all members take."""
@@ -79,17 +86,54 @@ class Panel(Drafter):
 
     def release(self, request: Request) -> None:
         self._ledger.forget(request)
+        self._alike.forget()
         for member in self.members:
             member.records.pop(request.id, None)
             member.texts.pop(request.id, None)
             member.stands.pop(request.id, None)
             self._forget(member, request)
 
+    def _go_on(self, batch: Batch, budget: Budget) -> Proposal | None:
+        """The guesses of a round that goes on as the one before; None where it does not, or has to be looked at after all."""
+        like = self._alike.again(batch, budget)
+        if like is None:
+            return None
+        try:
+            part = like.member.drafter.propose(batch, like.asked)
+            sound = part.unseen and self._sound(like.member, part, like.asked)
+        except (Exception, SystemExit):  # it is asked once more, where that counts
+            sound = False
+        if not sound:
+            return None
+        self._light = like.member
+        self._beats.pause()
+        self._settle(batch)
+        return like.member.signed(part)
+
+    def _gone_on(self, batch: Batch, member: Member, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        """What became of it only the member is told."""
+        self._light = None
+        self._ledger.skip(batch.requests)
+        whole = member.made(proposal)
+        self._show(
+            member, batch, whole, brief(batch, member, whole, verdict) if member.drafter.needs.features else verdict, scores
+        )
+
+    def _like(self, batch: Batch, budget: Budget, solo: Member) -> Like | None:
+        """This round, if others can go on as it did: with guesses of a member that needs nothing of the host, nor does anybody
+        else see what becomes of them."""
+        others = (m for m in self.members if m.reason is None and m is not solo)
+        if not batch.blind or not solo.replayed or any(r.classical for r in batch.requests):
+            return None
+        if any(type(m.drafter).observe is not Drafter.observe for m in others):
+            return None
+        return Like(batch.requests, budget, solo, self._asked)
+
     def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
         """A member's guesses, if they are sound, and the seconds they took."""
         if not budget.any:
             return None, 0.0
-        started, part, before = time.perf_counter(), None, self._replays
+        started, part, before, self._asked = time.perf_counter(), None, self._replays, budget
         try:
             member.trees.used()
             part = member.drafter.propose(batch, budget)
@@ -220,11 +264,10 @@ class Panel(Drafter):
             warnings.warn(text, OutriderWarning, stacklevel=2)
 
 
-def reach(batch: Batch, member: Member, part: Proposal) -> int | None:
-    """How many guesses of a member's part may have been right, at most: those of a chain, the levels of a tree on the device.
-    None where nobody knows, or others may stand in for them."""
-    if any(r.params.processors for r in batch.requests):
-        return None
-    if part.linear:
-        return max(part.widths)
-    return member.levels if part.unseen else None
+def brief(batch: Batch, member: Member, part: Proposal, verdict: Verdict) -> Verdict:
+    """A verdict on a member's part with no more tokens than may have been right: of a chain its length, of a tree on the device
+    its levels. As it is where nobody knows, or others may stand in for them."""
+    if any(r.params.processors for r in batch.requests) or not (part.linear or part.unseen):
+        return verdict
+    longest = max(part.widths) if part.linear else member.levels
+    return replace(verdict, tokens=verdict.tokens[:, : longest + 1])

@@ -35,10 +35,11 @@ from ..protocols import Drafter, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
+from ._alike import Alike
 from ._beats import HOPED, Beats
 from ._ledger import Entry, Ledger
 from ._members import Cold, Hand, Member, members
-from ._panel import Panel, reach
+from ._panel import Panel, brief
 
 _EXPLORE = 64
 """Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
@@ -117,10 +118,9 @@ class Hybrid(Panel):
         self._parts, self._maps, self._empty = dict[int, Proposal](), dict[int, Tensor](), dict[int, Proposal]()
         self._best: list[int] = []  # by request: whose guess went alone
         self._solo, self._ledger = NONE, Ledger()  # the member whose guesses were all there was
-        self._cold = Cold((), False, 0)
-        self._tells = 0, False  # of so many members, whether it is known beforehand what all of them guess
+        self._cold, self._tells = Cold((), False, 0), (0, False)  # whether all of so many members tell beforehand what they guess
         self._told: list[set[int]] = []  # by request: members whose guess is in the proposal, or who had none
-        self._rounds, self._look = 0, 0
+        self._rounds, self._look, self._alike, self._light = 0, 0, Alike(), None
         self._beats.pause()
 
     def renew(self) -> bool:
@@ -174,13 +174,16 @@ class Hybrid(Panel):
         """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
-        started, self._solo, self._few = time.perf_counter(), NONE, len(batch)
-        self._beats.begin(started, batch.blind, len(batch))
+        self._rounds, before, self._light = self._rounds + 1, self._replays, None
+        self._few, self._solo = len(batch), NONE
+        if self._rounds % _DEEPER and (again := self._go_on(batch, budget)) is not None:
+            return again
+        self._beats.begin(time.perf_counter(), batch.blind, len(batch))
         self._settle(batch)
-        self._rounds, before = self._rounds + 1, self._replays
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
-        rows = sum(batch.pending) + sum(whole.widths)
-        self._beats.made(time.perf_counter(), len(batch), rows, self._replays - before)
+        rows, replays = sum(batch.pending) + sum(whole.widths), self._replays - before
+        self._beats.made(time.perf_counter(), len(batch), rows, replays)
+        self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
@@ -332,6 +335,9 @@ class Hybrid(Panel):
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Every member sees the round in its own columns, also the rounds in which it was not asked."""
+        if self._light is not None and proposal.columns:
+            self._gone_on(batch, self._light, proposal, verdict, scores)
+            return
         if not proposal.columns:
             self._idle(batch, verdict, scores)
             return
@@ -364,6 +370,7 @@ class Hybrid(Panel):
         """A round without guesses: nothing is to be told apart, and nothing has to be read."""
         self._parts, self._maps, nothing = {}, {}, self._nothing(len(batch))
         self._beats.pause()
+        self._alike.forget()
         self._settle(batch)
         self._ledger.pause(batch.requests)
         for member in (m for m in self.members if m.reason is None):
@@ -378,8 +385,7 @@ class Hybrid(Panel):
         whole = solo.made(self._parts[self._solo])
         self._ledger.note(told, [self._entry(b, r) for b, r in enumerate(told)], batch.blind)
         self._ledger.skip(batch.requests[self._few :])
-        longest = reach(batch, solo, whole)
-        seen = verdict if longest is None else replace(verdict, tokens=verdict.tokens[:, : longest + 1])
+        seen = brief(batch, solo, whole, verdict)
         for member in (m for m in self.members if m.reason is None and type(m.drafter).observe is not Drafter.observe):
             needs = member.drafter.needs
             if member is solo:

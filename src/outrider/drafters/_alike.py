@@ -1,0 +1,55 @@
+"""Rounds of a panel that go on as the ones before them: the same model guesses as it did, launched ahead of what it brings.
+
+Asking for guesses that way takes the host less time than looking at what becomes of them, and longer than the device's share of a
+round all of it may not take. Of two such rounds in a row everything is learned, and of some that follow nothing: what a text is
+like is seen as well from one round in a few.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..types import Batch, Budget, Request
+from ._members import Member
+
+LIGHT = 6
+"""Rounds of which nothing is learned, after two of which all is: of the first it is known what became of it when the second was
+launched."""
+
+
+class Like(NamedTuple):
+    """A round in which one member's guesses were all there was, what the panel was asked for, and the member."""
+
+    requests: tuple[Request, ...]
+    budget: Budget
+    member: Member
+    asked: Budget
+
+    def same(self, other: Like | None) -> bool:
+        """Whether another one was for the same requests, and no different."""
+        return other is not None and self.requests is other.requests and self[1:] == other[1:]
+
+
+class Alike:
+    """What the last round was like, and how many more may go on as it did."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """The next round is none that goes on."""
+        self._last: Like | None = None
+        self._learned = self._left = 0
+
+    def note(self, like: Like | None) -> None:
+        """A round of which all is learned; None where no other can go on as it did."""
+        self._learned = self._learned + 1 if like is not None and like.same(self._last) else 1
+        self._last, self._left = like, LIGHT if like is not None and self._learned > 1 else 0
+
+    def again(self, batch: Batch, budget: Budget) -> Like | None:
+        """The last round, if this one is to go on as it did."""
+        like = self._last
+        if like is None or not self._left or not batch.blind or batch.requests is not like.requests or budget != like.budget:
+            return None
+        self._left, self._learned = self._left - 1, 0
+        return like

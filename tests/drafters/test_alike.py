@@ -1,0 +1,178 @@
+"""Rounds of a hybrid that go on as those before them: who is asked, who is told, and what is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from outrider import registry
+from outrider.config import SamplingParams
+from outrider.drafters._alike import LIGHT, Alike, Like
+from outrider.drafters._members import Member
+from outrider.drafters.hybrid import Hybrid
+from outrider.errors import OutriderWarning
+from outrider.protocols import Drafter
+from outrider.types import Batch, Budget, Proposal, Scores, Verdict
+
+from .. import tiny
+from .test_foreseen import Model
+from .test_hybrid import batch, outcome, scores, started
+
+
+class Listening(Model):
+    """Counts the rounds that it is shown with its own guesses."""
+
+    def __init__(self, name: str, chain: list[int]) -> None:
+        super().__init__(name, chain)
+        self.shown, self.made, self.fails = 0, Proposal.empty(1), False
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        if self.fails:
+            raise ZeroDivisionError("oops")
+        self.made = super().propose(batch, budget)
+        return self.made
+
+    def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
+        self.shown += proposal is self.made
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses are where looking at them would mean waiting."""
+    monkeypatch.setattr(Proposal, "unseen", property(lambda proposal: proposal.q is None))
+
+
+def beside(*drafters: Drafter) -> Hybrid:
+    """A lookup and others, of which the last is believed to pay, whatever the clock says."""
+    made = started(registry.parse("suffix"), *drafters)
+    made.members[-1].best = lambda request, most, passes, spent: (most, float("inf"))  # type: ignore[method-assign]
+    return made
+
+
+def ahead(made: Hybrid, some: Batch, count: int) -> list[Proposal]:
+    """Rounds of two guesses, launched ahead, each before the text of the one before is known; the first guess is right."""
+    found = []
+    for number in range(count):
+        guess = made.propose(replace(some, blind=number > 0), Budget((2,) * len(some), (made.nodes,) * len(some)))
+        made.observe(replace(some, blind=number > 0), guess, outcome(guess, [1] * len(some)), scores(guess))
+        if number:
+            for request in some.requests:
+                request.tokens += [1, 1]
+        found.append(guess)
+    return found
+
+
+def light(made: Hybrid, some: Batch, count: int) -> list[bool]:
+    """In which of the next rounds nothing is learned."""
+    found = []
+    for _ in range(count):
+        before = made._alike._left
+        ahead_ = replace(some, blind=True)
+        guess = made.propose(ahead_, Budget((3,) * len(some), (made.nodes,) * len(some)))
+        found.append(made._light is not None and made._alike._left == before - 1)
+        made.observe(ahead_, guess, outcome(guess, [2] * len(some)), scores(guess))
+        for request in some.requests:
+            request.tokens += [1] * 3
+    return found
+
+
+def test_after_two_rounds_alike_some_go_on() -> None:
+    alike, member, budget = Alike(), Member(registry.parse("suffix"), 0), Budget((3,), (3,))
+    some = replace(batch(1), blind=True)
+    like = Like(some.requests, budget, member, budget)
+    for _ in range(3):
+        for _ in range(2):
+            assert alike.again(some, budget) is None
+            alike.note(like)
+        for _ in range(LIGHT):
+            assert alike.again(some, budget) is like
+    alike.note(like)
+    alike.note(Like(some.requests, budget, member, Budget((2,), (2,))))
+    assert alike.again(some, budget) is None, "another one was asked for"
+    alike.note(like)
+    alike.note(like)
+    assert alike.again(replace(some, blind=False), budget) is None and alike.again(some, Budget((2,), (3,))) is None
+    assert alike.again(replace(some, requests=(tiny.request([1]),)), budget) is None and alike.again(some, budget) is like
+    alike.forget()
+    assert alike.again(some, budget) is None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_most_rounds_launched_ahead_are_told_to_the_model_alone(count: int) -> None:
+    model = Listening("model", [5, 6, 7])
+    made, some = beside(model), batch(count)
+    found = ahead(made, some, 80)
+    assert model.shown == 80 and all(g.tokens[0].tolist() == [5, 6] for g in found)
+    record = made.members[1].record(some.requests[0])
+    assert 0 < record.accepted == pytest.approx(record.promised / 2), "what is learned is so"
+    went = light(made, some, 48)
+    assert 28 <= sum(went) <= 36 and not all(went[-16:]), "and now and then all is"
+
+
+def test_what_others_see_or_rules_say_is_never_left_out() -> None:
+    for others, rule in (([Listening("other", [])], "coupled"), ([], "rejection")):
+        for other in others:
+            other.depth = other.nodes = 1
+        made = beside(*others, Model("model", [5, 6, 7]))
+        assert not any(light(made, batch(1, rule), 40))
+
+
+def test_another_request_or_a_pause_is_looked_at() -> None:
+    made, some = beside(Listening("model", [5, 6, 7])), batch(1)
+    assert any(light(made, some, 30))
+    while not light(made, some, 1)[0] or not made._alike._left:
+        pass
+    empty = Proposal.empty(1)
+    made.observe(some, empty, outcome(empty, [0]), scores(empty))
+    assert not light(made, some, 1)[0], "after a pause"
+    while not light(made, some, 1)[0]:
+        pass
+    made.release(some.requests[0])
+    assert not light(made, batch(1), 1)[0]
+
+
+def test_a_model_that_fails_there_is_asked_once_more_and_switched_off() -> None:
+    model = Listening("model", [5, 6, 7])
+    made, some = beside(model), batch(1)
+    while not light(made, some, 1)[0]:
+        pass
+    model.fails = True
+    with pytest.warns(OutriderWarning, match="model"):
+        guess = made.propose(replace(some, blind=True), Budget((3,), (made.nodes,)))
+    assert not guess.columns and made.members[1].reason is not None and made._light is None
+    made.observe(some, guess, outcome(guess, [0]), scores(guess))
+    assert [m.reason is None for m in made.members] == [True, False]
+
+
+def test_an_unsound_guess_there_is_no_better_than_elsewhere() -> None:
+    model = Listening("model", [5, 6, 7])
+    made, some = beside(model), batch(1)
+    while not light(made, some, 1)[0]:
+        pass
+    wide = Proposal.chains([[5] * 40])
+    model.propose = lambda *_: wide  # type: ignore[method-assign]
+    with pytest.warns(OutriderWarning, match="unsound"):
+        for _ in range(4):
+            guess = made.propose(replace(some, blind=True), Budget((3,), (made.nodes,)))
+            made.observe(some, guess, outcome(guess, [0]), scores(guess))
+            assert not guess.columns
+
+
+def test_a_round_of_it_that_came_to_nothing_leaves_no_trace() -> None:
+    """It was launched, then turned down: what is shown next is none of it."""
+    model = Listening("model", [5, 6, 7])
+    made, some = beside(model), batch(1)
+    while not light(made, some, 1)[0]:
+        pass
+    while made._light is None:
+        made.propose(replace(some, blind=True), Budget((3,), (made.nodes,)))
+    empty = Proposal.empty(1)
+    made.observe(some, empty, outcome(empty, [0]), scores(empty))
+    before = model.shown
+    request = tiny.request([1, 2, 3, 1, 2, 3, 1, 2], SamplingParams(max_tokens=20))
+    other = Batch((request,), (1,), (True,), (20,))
+    guess = made.propose(other, Budget((3,), (made.nodes,)))
+    made.observe(other, guess, outcome(guess, [1]), scores(guess))
+    assert made._light is None and made._ledger._of and (model.shown == before) == bool(torch.any(guess.source == 0))
