@@ -23,7 +23,7 @@ from .cut import shorten
 from .judge import ODD
 from .limits import Shape, bounds
 from .lookout import Lookout
-from .plan import Load, Plan, Planner
+from .plan import FREE, Load, Plan, Planner
 from .plan import limits as depths_worth
 from .probes import AS_DEAR, GAP, SPARSE, TRIED, Allowance, halves
 from .prompts import Prompts
@@ -351,7 +351,7 @@ class Goodput:
         others, deepest, linear = sum(d > 0 for d in depths), max(depths), self._trees.linear
         before = costs.plain(size, rows, linear) + costs.guessing(size, others, deepest, linear)
         b = min(due)[1]
-        depth = limits[b][1] if self._paced and size > 1 else self._stalls.least(size, limits[b][1])
+        depth = limits[b][1] if self._paced and 1 < size <= FREE else self._stalls.least(size, limits[b][1])
         if size == 1:
             least = self._trial(1, rows, (0, 1), depth)
             deeper = [d for d in depths_worth(limits[b][1]) if d > depth and self._stalls.price(1, d) == 0]

@@ -22,6 +22,8 @@ Way = tuple[int, NDArray[np.intp], int]
 """A limit on depth, guesses in the order in which they are admitted, and how many of them are free."""
 MANY = 32
 """Requests from which on not every depth is weighed."""
+FREE = 2
+"""Requests at most for whom a paced drafter is left to itself; for more, who share a pass, it is told how far to go at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,9 @@ class Load:
     requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
     bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
     before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
-    drafter itself goes no deeper than it pays, so that it is let or not. `open`: depths that may be used at all (None: any).
-    `chain`: of a drafter of trees, guesses are to be chains. `fresh`: nobody has a record yet, so that all have the same
-    chances."""
+    drafter itself goes no deeper than it pays, so that it is let or not, and many at once up to a common limit. `open`: depths
+    that may be used at all (None: any). `chain`: of a drafter of trees, guesses are to be chains. `fresh`: nobody has a record
+    yet, so that all have the same chances."""
 
     batch: int
     ready: int
@@ -95,7 +97,7 @@ class Planner:
         if self._even and alike(self.load, self.costs) <= found.speed:
             return found
         worth = limits(most, len(high)) if self.load.open is None else self.load.open
-        allowed = {most} if self.load.paced else set(range(1, most + 1))
+        allowed = {most} if self.load.paced and self.load.batch <= FREE else set(range(1, most + 1))
         ways = [way for limit in sorted(allowed.intersection(worth)) if (way := self._way(limit)) is not None]
         for way, totals in zip(ways, self._totals([order for _, order, _ in ways]), strict=True):
             plan = self._along(way, *totals)
@@ -149,7 +151,7 @@ class Planner:
         at = int(speed.argmax())
         taken = np.bincount(order[: start + at] // positions, minlength=count)
         if load.paced:
-            return self.value(np.where(taken > 0, np.maximum(load.low, load.high), load.low))
+            return self.value(np.where(taken > 0, np.maximum(load.low, np.minimum(load.high, limit)), load.low))
         return Plan(tuple(taken.tolist()), float(speed[at]))
 
     def _totals(self, orders: Sequence[NDArray[np.intp]]) -> list[tuple[Floats, Floats]]:
