@@ -71,3 +71,14 @@ def test_only_the_packages_own_drafters_are_believed(monkeypatch: pytest.MonkeyP
     assert trust.own(mine) and not trust.own(theirs)
     assert not trust.own(Hybrid.of([mine, theirs])), "a member of somebody else's is enough"
     assert trust.own(Hybrid.of([mine, registry.parse("suffix")]))
+
+
+def test_what_one_does_to_its_guesses_is_nobody_elses() -> None:
+    """Its tensors are its own: whatever it writes into them, others' guesses stay what they are."""
+    mine = Proposal.chains([[5, 6, 7]])
+    mine.source[0, 2], mine.parents[0, 1], mine.tokens[0, 0] = -7, 9, -3
+    mine.source[0, :2] = 4
+    other = Proposal.chains([[5, 6, 7]])
+    assert (
+        other.source.tolist() == [[0, 0, 0]] and other.parents.tolist() == [[-1, 0, 1]] and other.tokens.tolist() == [[5, 6, 7]]
+    )

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from operator import attrgetter, is_
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,7 @@ from . import tree
 from .control.streaks import previews
 from .errors import OutriderError, OutriderWarning, out_of_memory
 from .forced import Forced
-from .protocols import Drafter, Sharing, Start
+from .protocols import Drafter, Learning, Sharing, Start
 from .trust import own
 from .types import PROBE, ROOT, Batch, Budget, Proposal, Request, Resume, Scores, Verdict
 
@@ -86,6 +86,25 @@ class Guard:
         self._strikes, self._forced = 0, Forced(self._vocab)
         self._starved.clear()
         return done
+
+    def learned(self) -> Any:
+        """What it knows of how often its guesses come true (`protocols.Learning`); None where it tells nothing."""
+        if not self.working or not isinstance(self.drafter, Learning):
+            return None
+        try:
+            return self.drafter.learned()
+        except (Exception, SystemExit) as error:
+            self._stop(f"it failed with {type(error).__name__}: {error}")
+            return None
+
+    def relearn(self, learned: Any) -> None:
+        """Put back what it told, if it told anything."""
+        if learned is None or not self.working or not isinstance(self.drafter, Learning):
+            return
+        try:
+            self.drafter.relearn(learned)
+        except (Exception, SystemExit) as error:
+            self._stop(f"it failed with {type(error).__name__}: {error}")
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
         """The drafter's guesses if they are sound, else none; and what requests' own processors know ahead of it."""
@@ -173,7 +192,8 @@ class Guard:
         return len(request.tokens)
 
     def _own(self, proposal: Proposal) -> Proposal:
-        """A drafter that observes may still hold the tensors it proposed: what the round is judged by is a copy."""
+        """A drafter that observes may still hold the tensors it proposed: what the round is judged by is a copy, but for this
+        package's own, which leave them alone."""
         if not self.observes or self._trusted:
             return proposal
         tokens, parents, sizes, source = (t.clone() for t in (proposal.tokens, proposal.parents, proposal.sizes, proposal.source))

@@ -232,7 +232,7 @@ class Drafter(Protocol):
         """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""
 
     def renew(self) -> bool:
-        """Forget all texts, as if just started; False where that cannot be: another is made in its place. No request runs."""
+        """Forget all texts, as if just started (see `Learning`); False where that cannot be: another takes its place. None runs."""
         return False
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal: ...

@@ -1,7 +1,7 @@
 """The drafter's place beside a loaded model: who takes it is started, and whoever comes back goes on with what it has.
 
 On a GPU a drafter's guesses are captured as graphs, which takes longer than many answers. So the one that left last is kept, with
-its memory under the KV pool's slots, while whoever follows takes none. What it learned of texts it forgets.
+its memory under the KV pool's slots, while whoever follows takes none. Texts it forgets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .control.streaks import previews
 from .engine import Engine
 from .guard import Guard
 from .loading import Parts, make_scheduler, start_for
-from .protocols import AcceptanceRule, Controller, Drafter, Learning, Needs, Start
+from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .rehearsal import MOST, TEXT, Drill, Rehearsal
 
 
@@ -123,15 +123,13 @@ class Seat:
         if left is not None:  # captured rounds move the memory that there is
             self.target.cache.detach(left.start.pool)
         again, drill = controller.costs.tried, Drill(guard.drafter, controller.known)
-        learner = guard.drafter if isinstance(guard.drafter, Learning) else None
-        learned = None if learner is None else learner.learned()
+        learned = guard.learned()
         engine = self._engine(started, accept, drill, prefix_cache=False)
         rehearsal = Rehearsal(engine, drill, self.tokenizer.encode(TEXT), self.rehearses)
         if not again:
             self.progress(f"capturing and timing guesses of {guard.name} for batches of up to {self.rehearses}")
         rehearsal.again() if again else rehearsal.whole()
-        if learner is not None:  # what is rehearsed says nothing of traffic
-            learner.relearn(learned)
+        guard.relearn(learned)  # what is rehearsed says nothing of traffic
         return rehearsal.sound and (guard.renew() or not guard.working)
 
     def _controller(self, drafter: Drafter, control: str) -> Controller:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -222,12 +221,6 @@ class Resume:
     parts: tuple[PassOutput, ...]
 
 
-@cache
-def constant(number: int, device: torch.device) -> Tensor:
-    """One number, to be expanded."""
-    return torch.full((), number, dtype=torch.int64, device=device)
-
-
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """Guesses for a batch, as forests hanging under each request's last committed token.
@@ -276,13 +269,13 @@ class Proposal:
         """One chain of guessed tokens per request (an empty list for none)."""
         widths = tuple(len(g) for g in guesses)
         n, count = max(widths, default=0), len(guesses)
-        table = np.zeros((2, count, n), dtype=np.int64)
+        table = np.zeros((3, count, n), dtype=np.int64)
         for row, guess in zip(table[0], guesses, strict=True):
             row[: len(guess)] = guess
-        table[1] = np.arange(-1, n - 1)
-        tokens, parents = torch.from_numpy(table).to(device).unbind()
+        table[1], table[2] = np.arange(-1, n - 1), source
+        tokens, parents, sources = torch.from_numpy(table).to(device).unbind()
         sizes = torch.from_numpy(np.array(widths, dtype=np.int64)).to(device)
-        return cls(tokens, parents, sizes, constant(source, tokens.device).expand(count, n), widths, linear=True)
+        return cls(tokens, parents, sizes, sources, widths, linear=True)
 
     @classmethod
     def trees(cls, nodes: list[list[tuple[int, int]]], device: torch.device | str = "cpu", source: int = 0) -> Proposal:

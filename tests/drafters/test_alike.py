@@ -105,10 +105,24 @@ def test_most_rounds_launched_ahead_are_told_to_the_model_alone(count: int) -> N
     made, some = beside(model), batch(count)
     found = ahead(made, some, 80)
     assert model.shown == 80 and all(g.tokens[0].tolist() == [5, 6] for g in found)
+    assert made.members[1].rates.common.lately.tests[0] > 6, "one round in eight and those before are learned"
     record = made.members[1].record(some.requests[0])
     assert 0 < record.accepted == pytest.approx(record.promised / 2), "what is learned is so"
     went = light(made, some, 48)
     assert 28 <= sum(went) <= 36 and not all(went[-16:]), "and now and then all is"
+
+
+def test_now_and_then_a_level_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rounds of which all is learned, one at a time, however the others fall."""
+    monkeypatch.setattr("outrider.drafters.hybrid._DEEPER", 7)
+    made, some = beside(Listening("model", [5, 6, 7])), batch(1)
+    made.members[1].best = lambda request, most, passes, spent: (2, float("inf"))  # type: ignore[method-assign]
+    model, asked = made.members[1].drafter, list[int]()
+    propose = model.propose
+    monkeypatch.setattr(model, "propose", lambda batch, budget: asked.append(budget.depth[0]) or propose(batch, budget))
+    went = light(made, some, 70)
+    assert [i for i, depth in enumerate(asked, 1) if depth == 3] == [n for n in range(7, 71, 7)] and asked[:6] == [2] * 6
+    assert not any(went[n - 1] for n in range(7, 71, 7)) and sum(went) > 20
 
 
 def test_what_others_see_or_rules_say_is_never_left_out() -> None:
@@ -124,13 +138,14 @@ def test_another_request_or_a_pause_is_looked_at() -> None:
     assert any(light(made, some, 30))
     while not light(made, some, 1)[0] or not made._alike._left:
         pass
+    assert made._beats._last is None, "what passes in such rounds is no time of one of another kind"
     empty = Proposal.empty(1)
     made.observe(some, empty, outcome(empty, [0]), scores(empty))
     assert not light(made, some, 1)[0], "after a pause"
     while not light(made, some, 1)[0]:
         pass
     made.release(some.requests[0])
-    assert not light(made, batch(1), 1)[0]
+    assert not light(made, some, 1)[0], "somebody is gone"
 
 
 def test_a_model_that_fails_there_is_asked_once_more_and_switched_off() -> None:

@@ -48,7 +48,7 @@ def test_one_stall_is_no_rule() -> None:
 
 
 def test_passes_are_those_of_rounds_alike() -> None:
-    """Twelve rounds of each kind, of two rows and of ten; in the first one launched ahead hardly any time passes."""
+    """Twelve rounds of each kind, of two rows and of ten. One after another kind began too early, or too late."""
     beats, now = Beats(), 0.0
     assert not beats.timed and not beats.passes(0, True, 1, 9).any()
     for ahead, some, many in ((False, 3.0, 4.0), (True, 1.0, 2.0)):

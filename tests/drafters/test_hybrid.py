@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -687,6 +688,34 @@ def test_a_trusted_member_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.warns(OutriderWarning, match="unsound proposals"):
         found = [guard.propose(batch(1), budget) for _ in range(4)]
     assert not any(any(p.widths) for p in found) and not guard.working
+
+
+def test_nodes_of_levels_that_are_rounded_up_have_a_price() -> None:
+    """Seven levels of 29 nodes: so many times 29 / 7 is 30, rounded up."""
+    drafter = Told("x", [5, 6, 7, 8, 9, 10, 11])
+    drafter.nodes = 29
+    made, many = started(drafter), batch(4)
+    made.members[0].pace.add(1e-3)
+    passes = made._passes(many, Budget((7,) * 4, (29,) * 4))
+    assert made.members[0].best(None, 7, passes, 1.0)[0] == 7 and len(passes) > 30
+
+
+def test_states_that_a_pass_goes_on_from_are_not_kept() -> None:
+    made, world = Hybrid.of([registry.parse("suffix"), probes.Exiter()]), tiny.World()
+    world.run(made, [tiny.request(p) for p in tiny.prompts(2, seed=1)])
+    kept = [m._signed for m in made.members]
+    assert all(pair is None or pair[0].resume is None for pair in kept)
+    made.renew()
+    assert made.members[0]._signed is None or made.members[1]._signed is None
+
+
+def test_who_looks_less_far_ahead_once_started_is_known_by_that() -> None:
+    class Shrinking(Told):
+        def start(self, start: Any) -> None:
+            self.depth = self.nodes = 2
+
+    [member] = started(Shrinking("x", [5, 6, 7, 8])).members
+    assert member.rates.positions == 2 and member.trees.full == 1.0
 
 
 def test_promises_are_kept_apart_by_how_much_they_promise() -> None:

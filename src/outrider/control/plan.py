@@ -128,7 +128,8 @@ class Planner:
         if self.load.open is not None:
             speed = np.where([k == 0 or k in self.load.open for k in range(high + 1)], speed, 0.0)
         depth = int(speed.argmax())
-        return Plan((high if depth and self.load.paced else depth,), float(speed[depth]))
+        free = self.load.paced and self.load.batch <= FREE
+        return Plan((high if depth and free else depth,), float(speed[depth]))
 
     def _way(self, limit: int) -> Way | None:
         """In which order guesses are admitted whose depths are at most `limit`; None where none are free."""

@@ -51,7 +51,7 @@ class Again:
 
     def passed(self, batch: Batch, proposal: Proposal, captured: bool) -> bool:
         """Told of every round: whether it was such a repetition, after which things stand as they did after the round before.
-        None is beside other drafters, which may bring more tokens than its own guesses, and are known by copying a proposal."""
+        None is one in which others guessed, who may bring more tokens: they show another proposal than its own."""
         like = self._like
         if like is None or proposal is not like.proposal or not captured or not batch.blind:
             self._like = None

@@ -32,7 +32,7 @@ class Beats:
         if last[1:] == (ahead, count):
             self._clocks[ahead].add(now - last[0])
         guess, self._guess = self._guess, None
-        if guess is not None and (last[1] or not ahead):  # the first one ahead begins as soon as the one before was launched
+        if guess is not None and last[1] == ahead:  # else it began too early, or too late
             since, requests, rows, replays = now - guess[0], *guess[1:]
             self._passes[ahead].costs.add_verify(requests, rows, max(since / 2, since - replays))
             self._known.add(ahead)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import tree
-from ..types import ROOT, Batch, Budget, Proposal, constant
+from ..types import ROOT, Batch, Budget, Proposal
+from ._joint import constant
 
 
 @dataclass(frozen=True, slots=True)

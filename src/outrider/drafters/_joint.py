@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import tree
-from ..types import NONE, PROBE, ROOT, PassRows, Proposal, Scores, Slots, Verdict, constant
+from ..types import NONE, PROBE, ROOT, PassRows, Proposal, Scores, Slots, Verdict
+
+
+@cache
+def constant(number: int, device: torch.device) -> Tensor:
+    """One number, to be expanded."""
+    return torch.full((), number, dtype=torch.int64, device=device)
 
 
 def signed(part: Proposal, member: int) -> Proposal:

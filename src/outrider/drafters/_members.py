@@ -141,9 +141,13 @@ class Member:
         self.lookup, self.texts = previews(drafter), dict[int, Text]()
         self.stands = dict[int, tuple[int, int]]()  # by request: until which round it goes how many levels
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
-        self._tables = dict[int, Ints]()
         says = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = says if callable(says) else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is known of its guesses. Some look less far ahead once they have started."""
+        self._tables, drafter = dict[int, Ints](), self.drafter
         self.learned = Learned(Rates(max(1, drafter.depth), _HOPED), {}, Streaks(), Trees(Shape(drafter).width))
 
     @property
@@ -166,6 +170,7 @@ class Member:
         """There is no request any more."""
         for known in (self.records, self.texts, self.stands):
             known.clear()
+        self._signed = None
         self.strikes, self.starved, self.pauses, self.shared = 0, False, 0, (0, 0, 0)
 
     def record(self, request: Request) -> Record:
@@ -180,7 +185,7 @@ class Member:
 
     def signed(self, part: Proposal) -> Proposal:
         """A proposal of its own, with its number; of one that is made again and again, the same."""
-        if part.q is not None:  # which takes too much memory to be kept
+        if part.q is not None or part.resume is not None:  # which take too much memory to be kept
             return _joint.signed(part, self.index)
         if self._signed is None or self._signed[0] is not part:
             self._signed = part, _joint.signed(part, self.index)

@@ -28,6 +28,7 @@ class Panel(Drafter):
     """Members, and how they are asked and told. `whole`: without one of them it shall not start. `_parts`: guesses of this round
     by member; `_told`, by request: members whose guess is in the proposal, or who had none; `_best`, by request: whose guess
     went alone; `_asked`: what the last member was; `_light`: the one whose guesses go on as in the round before;
+    `_device`: seconds of this round's replays;
     `_few`: requests, from the first on, of which it is told what became of their guesses."""
 
     members: list[Member]
@@ -40,6 +41,7 @@ class Panel(Drafter):
     _best: list[int]
     _few: int
     _asked: Budget
+    _device: float
     _light: Member | None
     _beats: Beats
 
@@ -72,6 +74,7 @@ class Panel(Drafter):
             own = replace(start, view=view, pool=pool, alone=False)
             try:
                 member.drafter.start(own)
+                member.begin()
             except OutriderError:
                 raise
             except (Exception, SystemExit) as error:
@@ -96,7 +99,7 @@ class Panel(Drafter):
     def _go_on(self, batch: Batch, budget: Budget) -> Proposal | None:
         """The guesses of a round that goes on as the one before; None where it does not, or has to be looked at after all."""
         like = self._alike.again(batch, budget)
-        if like is None:
+        if like is None or like.member.reason is not None:
             return None
         try:
             part = like.member.drafter.propose(batch, like.asked)
@@ -112,7 +115,6 @@ class Panel(Drafter):
 
     def _gone_on(self, batch: Batch, member: Member, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """What became of it only the member is told."""
-        self._light = None
         self._ledger.skip(batch.requests)
         whole = member.made(proposal)
         self._show(
@@ -153,7 +155,9 @@ class Panel(Drafter):
                 self._start.sampler.attach(batch, Proposal.empty(len(batch), self._start.device))
         seconds = time.perf_counter() - started
         replayed = part is not None and part.unseen and member.drafter.follows(batch.requests, True)
-        member.took(max(budget.depth), seconds, self._replays - before if replayed else None)
+        device = self._replays - before if replayed else None
+        member.took(max(budget.depth), seconds, device)
+        self._device += device or 0.0
         if part is None:
             return None, seconds
         levels = [min(pair) if nodes else 0 for *pair, nodes in zip(budget.depth, part.widths, budget.nodes, strict=True)]

@@ -174,15 +174,14 @@ class Hybrid(Panel):
         """Raises `RuntimeError` when no member is left: the hybrid is then switched off as a whole."""
         if not any(m.reason is None for m in self.members):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
-        self._rounds, before, self._light = self._rounds + 1, self._replays, None
+        self._rounds, self._device, self._light = self._rounds + 1, 0.0, None
         self._few, self._solo = len(batch), NONE
         if self._rounds % _DEEPER and (again := self._go_on(batch, budget)) is not None:
             return again
         self._beats.begin(time.perf_counter(), batch.blind, len(batch))
         self._settle(batch)
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
-        rows, replays = sum(batch.pending) + sum(whole.widths), self._replays - before
-        self._beats.made(time.perf_counter(), len(batch), rows, replays)
+        self._beats.made(time.perf_counter(), len(batch), sum(batch.pending) + sum(whole.widths), self._device)
         self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
         return whole
 
@@ -291,23 +290,20 @@ class Hybrid(Panel):
         if not member.pace.seconds and request.params.depth is None:
             return min(most, _FIRST)
         until, usual = member.stands.get(request.id, (0, 0))
+        deeper = self._rounds % _DEEPER == 0
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
-            return usual
+            return min(most, usual + deeper)
         passes, spent = self._passes(batch, budget), hand.spent + (0.0 if batch.blind else member.launch)
         now = (1 + hand.value) / max(1e-9, hand.spent + passes[hand.width])
         few = min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
         if hand.width and self._beats.timed and (1 + most) / (spent + passes[0]) <= now:
             return few  # not even if all were right
         levels, speed = member.best(request, most, passes, spent)
-        if request.params.depth is not None:
-            levels = most
-        elif self._rounds % _DEEPER == 0:
-            levels = min(most, levels + 1)
         if speed <= now and self._beats.timed:
             return few
         if not hand.width:
             member.stands[request.id] = self._rounds + _PACED, levels
-        return levels
+        return most if request.params.depth is not None else min(most, levels + deeper)
 
     def _shared(self, batch: Batch, budget: Budget) -> Proposal:
         """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds."""
@@ -330,7 +326,11 @@ class Hybrid(Panel):
 
     def _passes(self, batch: Batch, budget: Budget) -> Floats:
         """Seconds of a pass by the rows of guesses of each request; nothing before one was timed."""
-        count, pending, most = len(batch), sum(batch.pending), max(self.nodes, *budget.nodes)
+        count, pending, most = (
+            len(batch),
+            sum(batch.pending),
+            max(self.nodes, *budget.nodes) + 1,
+        )  # nodes of levels are rounded up
         return self._beats.passes(self._rounds, batch.blind, count, pending + count * most)[pending:][::count]
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
