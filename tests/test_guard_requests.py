@@ -79,6 +79,4 @@ def test_what_one_does_to_its_guesses_is_nobody_elses() -> None:
     mine.source[0, 2], mine.parents[0, 1], mine.tokens[0, 0] = -7, 9, -3
     mine.source[0, :2] = 4
     other = Proposal.chains([[5, 6, 7]])
-    assert (
-        other.source.tolist() == [[0, 0, 0]] and other.parents.tolist() == [[-1, 0, 1]] and other.tokens.tolist() == [[5, 6, 7]]
-    )
+    assert [t.tolist() for t in (other.source, other.parents, other.tokens)] == [[[0, 0, 0]], [[-1, 0, 1]], [[5, 6, 7]]]

@@ -232,7 +232,7 @@ class Drafter(Protocol):
         """Learn what the target is; raise `DrafterMismatch` if the two do not fit."""
 
     def renew(self) -> bool:
-        """Forget all texts, as if just started (see `Learning`); False where that cannot be: another takes its place. None runs."""
+        """Forget all texts, as if just started (see `Learning`); False where that cannot be: another is made. No request runs."""
         return False
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal: ...

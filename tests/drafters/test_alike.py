@@ -121,7 +121,7 @@ def test_now_and_then_a_level_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> 
     propose = model.propose
     monkeypatch.setattr(model, "propose", lambda batch, budget: asked.append(budget.depth[0]) or propose(batch, budget))
     went = light(made, some, 70)
-    assert [i for i, depth in enumerate(asked, 1) if depth == 3] == [n for n in range(7, 71, 7)] and asked[:6] == [2] * 6
+    assert [i for i, depth in enumerate(asked, 1) if depth == 3] == list(range(7, 71, 7)) and asked[:6] == [2] * 6
     assert not any(went[n - 1] for n in range(7, 71, 7)) and sum(went) > 20
 
 

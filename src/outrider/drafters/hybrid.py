@@ -326,11 +326,7 @@ class Hybrid(Panel):
 
     def _passes(self, batch: Batch, budget: Budget) -> Floats:
         """Seconds of a pass by the rows of guesses of each request; nothing before one was timed."""
-        count, pending, most = (
-            len(batch),
-            sum(batch.pending),
-            max(self.nodes, *budget.nodes) + 1,
-        )  # nodes of levels are rounded up
+        count, pending, most = len(batch), sum(batch.pending), max(self.nodes, *budget.nodes) + 1  # nodes are rounded up
         return self._beats.passes(self._rounds, batch.blind, count, pending + count * most)[pending:][::count]
 
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
