@@ -1,8 +1,8 @@
 """Rounds of a panel that go on as the ones before them: the same model guesses as it did, launched ahead of what it brings.
 
-Asking for guesses that way takes the host less time than looking at what becomes of them, and longer than the device's share of a
-round all of it may not take. Of two such rounds in a row everything is learned, and of some that follow nothing: what a text is
-like is seen as well from one round in a few.
+Looking at what became of guesses takes the host longer than asking for them, and all that it does in a round should fit into the
+device's time for one. So of two such rounds in a row everything is learned, and of some that follow nothing: what a text is like
+is seen as well from one round in a few.
 """
 
 from __future__ import annotations

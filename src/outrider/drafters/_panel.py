@@ -27,9 +27,8 @@ _PATIENCE = 3
 class Panel(Drafter):
     """Members, and how they are asked and told. `whole`: without one of them it shall not start. `_parts`: guesses of this round
     by member; `_told`, by request: members whose guess is in the proposal, or who had none; `_best`, by request: whose guess
-    went alone; `_asked`: what the last member was; `_light`: the one whose guesses go on as in the round before;
-    `_device`: seconds of this round's replays;
-    `_few`: requests, from the first on, of which it is told what became of their guesses."""
+    went alone; `_asked`: what the last member was; `_light`: the one whose guesses go on as in the round before; `_device`:
+    seconds of this round's replays; `_few`: requests, from the first on, of which it is told what became of their guesses."""
 
     members: list[Member]
     whole: bool
@@ -117,9 +116,8 @@ class Panel(Drafter):
         """What became of it only the member is told."""
         self._ledger.skip(batch.requests)
         whole = member.made(proposal)
-        self._show(
-            member, batch, whole, brief(batch, member, whole, verdict) if member.drafter.needs.features else verdict, scores
-        )
+        seen = brief(batch, member, whole, verdict) if member.drafter.needs.features else verdict
+        self._show(member, batch, whole, seen, scores)
 
     def _like(self, batch: Batch, budget: Budget, solo: Member) -> Like | None:
         """This round, if others can go on as it did: with guesses of a member that needs nothing of the host, nor does anybody
