@@ -217,6 +217,12 @@ def test_what_members_take_and_how_often_they_are_right_outlives_a_renewal() -> 
     assert hybrid._beats.timed and hybrid._rounds == 0
 
 
+def test_levels_that_only_lookups_reach_are_rehearsed_once() -> None:
+    hybrid = Hybrid.of([Suffix(Suffix.Config()), heads.eagle(depth=3, nodes=6)])
+    assert staged(hybrid, tiny.World()).depths == [1, 2, 3, 16]
+    assert staged(heads.eagle(depth=3, nodes=6), tiny.World()).depths == [1, 2, 3]
+
+
 def test_what_was_learned_can_be_put_back() -> None:
     hybrid, world = Hybrid.of([Suffix(Suffix.Config()), heads.eagle()]), tiny.World()
     assert isinstance(hybrid, Learning) and not isinstance(heads.eagle(), Learning)

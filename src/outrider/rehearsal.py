@@ -106,7 +106,8 @@ class Rehearsal:
         engine.watch = Unwatched()
         self.prompt = list(prompt[: max(1, engine.target.max_len // 2)])
         self.sizes = [size for size in SIZES if size < 2 * most]
-        self.depths = limits(engine.drafter.drafter.depth)
+        drafter = engine.drafter.drafter
+        self.depths = sorted({*limits(getattr(drafter, "reach", drafter.depth)), *limits(drafter.depth)[-1:]})
         self._begun, self._spent = time.perf_counter(), 0.0
         self._met: set[tuple[int, int]] = set()
 

@@ -49,6 +49,11 @@ class Panel(Drafter):
         each = [member.drafter.memory(dtype) for member in self.members]
         return sum(once for once, _ in each), sum(token for _, token in each)
 
+    @property
+    def reach(self) -> int:
+        """Levels beyond which no member goes but lookups, whose guesses take nothing: deeper ones need no rehearsal."""
+        return max((m.drafter.depth for m in self.members if not m.lookup), default=1)
+
     def isolate(self) -> None:
         """Let the members that can keep groups apart do so."""
         for member in self.members:
