@@ -3,6 +3,9 @@
 Half of the prompts are for the search, the other half (held out) for the verdict on what it found: the best of many noisy
 measurements looks better than it is. Trials alternate between Optuna's tree-structured Parzen estimator (Bergstra et al. 2011)
 and changes to the best values so far; all are kept in a journal, from which the same search goes on.
+
+A drafter class can be tuned that has `knobs(layers)`, what to search for a target of so many layers, `guesses(layers)`, values by
+knob to begin with, and `options(values)`, what they are as options after `NAME:`.
 """
 
 from __future__ import annotations

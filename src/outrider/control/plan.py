@@ -50,6 +50,11 @@ class Load:
     chain: bool = False
     fresh: bool = False
 
+    @property
+    def free(self) -> bool:
+        """Whether the drafter is left to itself, as deep as it may go."""
+        return self.paced and self.batch <= FREE
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -97,7 +102,7 @@ class Planner:
         if self._even and alike(self.load, self.costs) <= found.speed:
             return found
         worth = limits(most, len(high)) if self.load.open is None else self.load.open
-        allowed = {most} if self.load.paced and self.load.batch <= FREE else set(range(1, most + 1))
+        allowed = {most} if self.load.free else set(range(1, most + 1))
         ways = [way for limit in sorted(allowed.intersection(worth)) if (way := self._way(limit)) is not None]
         for way, totals in zip(ways, self._totals([order for _, order, _ in ways]), strict=True):
             plan = self._along(way, *totals)
@@ -128,8 +133,7 @@ class Planner:
         if self.load.open is not None:
             speed = np.where([k == 0 or k in self.load.open for k in range(high + 1)], speed, 0.0)
         depth = int(speed.argmax())
-        free = self.load.paced and self.load.batch <= FREE
-        return Plan((high if depth and free else depth,), float(speed[depth]))
+        return Plan((high if depth and self.load.free else depth,), float(speed[depth]))
 
     def _way(self, limit: int) -> Way | None:
         """In which order guesses are admitted whose depths are at most `limit`; None where none are free."""

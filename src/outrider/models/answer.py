@@ -38,9 +38,7 @@ class Answer:
 
     def seconds(self) -> float:
         """How long the device worked on the round; call after `read`."""
-        if isinstance(self.started, torch.cuda.Event) and isinstance(self.ended, torch.cuda.Event):
-            return float(self.started.elapsed_time(self.ended)) / 1000
-        return float(self.ended - self.started)  # type: ignore[operator]
+        return between(self.started, self.ended)
 
 
 def mark(device: torch.device) -> Mark:
@@ -50,6 +48,13 @@ def mark(device: torch.device) -> Mark:
     event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device.index))  # by number it is found in a third of the time
     return event
+
+
+def between(started: Mark, ended: Mark) -> float:
+    """Seconds from one moment to another, which has come."""
+    if isinstance(started, torch.cuda.Event) and isinstance(ended, torch.cuda.Event):
+        return float(started.elapsed_time(ended)) / 1000
+    return float(ended - started)  # type: ignore[operator]
 
 
 def _sent(tensor: Tensor) -> Tensor:
