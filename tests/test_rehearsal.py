@@ -53,7 +53,9 @@ def test_what_guesses_take_is_known_and_nothing_is_left(
     assert not any(known.stalls.met.values())
     assert all(known.costs.draft(n, d) > 0 for n in sizes for d in range(1, drafter.depth + 1))
     assert world.cache.free() == free and rehearsal.engine.scheduler.idle
-    assert known.accept.everybody() == Known(drafter.depth).accept.everybody(), "how often made-up guesses came true says nothing"
+    assert known.chances(1).accept.everybody() == Known(drafter.depth).chances(1).accept.everybody(), (
+        "how often made-up guesses came true says nothing"
+    )
     assert not caplog.records, "nor is it told that they lose"
 
 
@@ -257,3 +259,16 @@ def test_what_lies_before_a_renewal_is_no_time_of_a_pass() -> None:
     costs = [usual.costs for usual in hybrid._beats._passes.values()]
     passes = [cell for c in costs for curve in c._verify[0].values() for cell in curve.cells.values()]
     assert passes and all(cell.size > 0 and max(cell.samples) < 5.0 for cell in passes)
+
+
+def test_a_member_is_known_apart_for_few_and_for_many() -> None:
+    hybrid, world = Hybrid.of([Suffix(Suffix.Config()), heads.eagle()]), tiny.World()
+    world.run(hybrid, [tiny.request(p) for p in tiny.prompts(2, seed=1)])
+    model = hybrid.members[1]
+    few = model.rates.everybody()
+    hybrid._counted(True)
+    assert model.rates.everybody() == few, "as long as nothing else is known"
+    model.rates.learn([(model.rates.track(), 0, 1)] * 20)
+    assert model.rates.everybody()[0] < few[0]
+    hybrid._counted(False)
+    assert model.rates.everybody() == few

@@ -229,3 +229,16 @@ def test_another_controller_is_handed_a_verdict_but_no_long_one() -> None:
     judge.case(4).rest = 3000
     judge.inherit()
     assert judge.case(4).rest == REST and judge.case(4).next == 4 * REST
+
+
+def test_what_few_requests_taught_is_no_longer_believed_of_crowds_once_crowds_were_seen() -> None:
+    known = Known(3)
+    few = known.chances(1)
+    few.accept.learn([(few.accept.track(), 3, 3)] * 40)
+    many = known.chances(64)
+    assert many.accept.everybody() == few.accept.everybody(), "better than nothing"
+    for _ in range(20):
+        many.accept.learn([(many.accept.track(), 0, 3)] * 40)
+    few.accept.learn([(few.accept.track(), 3, 3)] * 4)
+    assert known.chances(64) is many is known.chances(16) and known.chances(2) is few
+    assert known.chances(64).accept.everybody()[0] < 0.1 < 0.9 < known.chances(2).accept.everybody()[0]

@@ -37,7 +37,7 @@ class Adaptive(Plain):
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
-        beliefs = self._book.accept.beliefs()
+        beliefs = self._book.known.chances(len(batch)).accept.beliefs()
         depths, free, firsts = [], [], []
         for b, request in enumerate(batch.requests):
             low, high = bounds(batch, b, self._shape.depth)

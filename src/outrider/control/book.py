@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..types import Batch, Committed, Finish, Request, StepEvent
 from .costs import bucket
 from .plan import Ints, Load
-from .rates import OWN, Beliefs, Rates, Track, estimate, estimates, pull
+from .rates import OWN, Beliefs, Track, estimate, estimates, pull
 from .shelf import Known
 from .turns import Turns
 
@@ -80,22 +80,11 @@ class Book:
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
 
-    @property
-    def accept(self) -> Rates:
-        return self.known.accept
-
-    @property
-    def offer(self) -> Rates:
-        return self.known.offer
-
-    @property
-    def reach(self) -> Rates:
-        return self.known.reach
-
     def state(self, request: Request) -> State:
         found = self.states.get(request.id)
         if found is None:
-            found = self.states[request.id] = State(request, self.accept.track(), self.offer.track(), self.reach.track())
+            accept, offer, reach = (Track.empty(self.known.positions) for _ in range(3))
+            found = self.states[request.id] = State(request, accept, offer, reach)
         return found
 
     def ask(
@@ -133,7 +122,8 @@ class Book:
             if asked.deepest:
                 self._learn(event, asked)
             else:  # what is known grows older
-                for rates in (self.accept, self.offer, self.reach):
+                chances = self.known.chances(len(ids))
+                for rates in (chances.accept, chances.offer, chances.reach):
                     rates.rest()
         if asked.deepest:
             self._measure(event.committed)
@@ -143,15 +133,16 @@ class Book:
     def _learn(self, event: StepEvent, asked: Asked) -> None:
         """Who was offered guesses, and how many were right."""
         drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
-        beliefs = self.accept.beliefs(1)
+        chances = self.known.chances(len(event.committed))
+        beliefs = chances.accept.beliefs(1)
         turned = sum(self._turn(s, c, beliefs) for s, c, _ in drafted)
         self.turned = self.turned or turned > 0
         if turned:
-            self.accept.doubt(turned / len(drafted))
-        self.accept.learn((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted)
+            chances.accept.doubt(turned / len(drafted))
+        chances.accept.learn((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted)
         whole = [(s, c, d, len(c.offered_at)) for s, c, d in drafted if c.finish is Finish.RUNNING]
-        self.offer.learn((s.offer, n, d) for s, _, d, n in whole)
-        self.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
+        chances.offer.learn((s.offer, n, d) for s, _, d, n in whole)
+        chances.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
 
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""
@@ -171,8 +162,8 @@ class Book:
 
     def load(self, batch: Batch, states: Sequence[State], low: Ints, high: Ints) -> Load:
         """A batch with the chances of requests who may look ahead, as they look now."""
-        accept, offer, reach = self.accept, self.offer, self.reach
-        common, offered, reached = accept.beliefs(), offer.beliefs(), reach.beliefs()
+        chances = self.known.chances(len(batch))
+        common, offered, reached = chances.accept.beliefs(), chances.offer.beliefs(), chances.reach.beliefs()
         alike, offering = pull([s.accept for s in states]), pull([s.offer for s in states])
         return Load(
             len(batch),

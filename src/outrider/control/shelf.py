@@ -6,10 +6,11 @@ it, and where it is wrong it fades like all that is learned.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 from ..protocols import Drafter
-from .costs import Costs
+from .costs import CROWD, Costs
 from .fees import Fees
 from .judge import Judge
 from .pace import Pace
@@ -24,6 +25,13 @@ from .trees import Trees
 PRIORS = (0.6, 0.9, 0.9)
 """Chances that are believed before anything was seen: that a guess comes true, that one is offered, and that one is offered where
 those before it came true."""
+
+
+class Chances:
+    """How often guesses were accepted, offered, and offered where those before them were accepted, at `positions` positions."""
+
+    def __init__(self, positions: int) -> None:
+        self.accept, self.offer, self.reach = (Rates(positions, prior) for prior in PRIORS)
 
 
 @dataclass(slots=True)
@@ -47,12 +55,16 @@ class Known:
     trials: Prices = field(default_factory=dict)
     purse: Purse = field(default_factory=lambda: Purse(float))
     thought: Thought = field(default_factory=Thought)
-    accept: Rates = field(init=False)
-    offer: Rates = field(init=False)
-    reach: Rates = field(init=False)
+    _chances: dict[bool, Chances] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.accept, self.offer, self.reach = (Rates(self.positions, prior) for prior in PRIORS)
+    def chances(self, batch: int) -> Chances:
+        """Those in batches like one of this size. Few requests are given other guesses than many, wider ones or other drafters',
+        and the last ones of many are those that wrote most slowly. What is known of the other kind is believed at first."""
+        crowd = batch > CROWD
+        if crowd not in self._chances:
+            other = self._chances.get(not crowd)
+            self._chances[crowd] = Chances(self.positions) if other is None else copy.deepcopy(other)
+        return self._chances[crowd]
 
 
 @dataclass(slots=True)

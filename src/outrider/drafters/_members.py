@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -126,7 +127,8 @@ class Learned:
 
 
 class Member:
-    """A drafter with its number, its records, and what it takes. `pauses` counts rounds in which nobody was asked."""
+    """A drafter with its number, its records, and what it takes. `pauses` counts rounds in which nobody was asked; `many`: more
+    requests are written than are looked at one by one, and what is learned is `learned` of such batches."""
 
     def __init__(self, drafter: Drafter, index: int) -> None:
         self.drafter, self.index = drafter, index
@@ -143,28 +145,37 @@ class Member:
         self.shared = 0, 0, 0  # until which round all requests of a batch of which size class go how many levels
         says = getattr(drafter, "expected", None)
         self.expected: Callable[[Request], float | None] | None = says if callable(says) else None
+        self.many = False
         self.begin()
 
     def begin(self) -> None:
         """Nothing is known of its guesses. Some look less far ahead once they have started."""
         self._tables, drafter = dict[int, Ints](), self.drafter
-        self.learned = Learned(Rates(max(1, drafter.depth), _HOPED), {}, Streaks(), Trees(Shape(drafter).width))
+        few = Learned(Rates(max(1, drafter.depth), _HOPED), {}, Streaks(), Trees(Shape(drafter).width))
+        self.learned = {False: few}
+
+    @property
+    def _now(self) -> Learned:
+        """What is known of it in batches like this one, at first what is known of it in others."""
+        if self.many not in self.learned:
+            self.learned[self.many] = copy.deepcopy(self.learned[not self.many])
+        return self.learned[self.many]
 
     @property
     def rates(self) -> Rates:
-        return self.learned.rates
+        return self._now.rates
 
     @property
     def common(self) -> dict[int, Tally]:
-        return self.learned.common
+        return self._now.common
 
     @property
     def streaks(self) -> Streaks:
-        return self.learned.streaks
+        return self._now.streaks
 
     @property
     def trees(self) -> Trees:
-        return self.learned.trees
+        return self._now.trees
 
     def forget(self) -> None:
         """There is no request any more."""

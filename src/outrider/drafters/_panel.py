@@ -60,14 +60,19 @@ class Panel(Drafter):
             if isinstance(member.drafter, Isolating):
                 member.drafter.isolate()
 
-    def learned(self) -> list[Learned]:
+    def learned(self) -> list[dict[bool, Learned]]:
         """See `protocols.Learning`, by member."""
         return [copy.deepcopy(member.learned) for member in self.members]
 
-    def relearn(self, learned: list[Learned]) -> None:
+    def relearn(self, learned: list[dict[bool, Learned]]) -> None:
         """See `protocols.Learning`."""
         for member, one in zip(self.members, learned, strict=True):
             member.learned = one
+
+    def _counted(self, many: bool) -> None:
+        """Whether so many requests are written that something else is learned of them than of few."""
+        for member in self.members:
+            member.many = many
 
     def start(self, start: Start) -> None:
         """Start every member with what it asked for itself."""

@@ -140,6 +140,7 @@ class Hybrid(Panel):
         notes = all(m.drafter.follows(requests, False) for m in alive)
         if not guessing or not notes:
             return notes
+        self._counted(len(requests) > _CROWD)
         models = [m for m in alive if not m.lookup]
         if self.merge or len(models) != 1 or not models[0].drafter.follows(requests, True):
             return False
@@ -176,6 +177,7 @@ class Hybrid(Panel):
             raise RuntimeError("none of its members is left: " + "; ".join(m.reason or "" for m in self.members))
         self._rounds, self._device, self._light = self._rounds + 1, 0.0, None
         self._few, self._solo = len(batch), NONE
+        self._counted(len(batch) > _CROWD)
         if self._rounds % _DEEPER and (again := self._go_on(batch, budget)) is not None:
             return again
         self._beats.begin(time.perf_counter(), batch.blind, len(batch))

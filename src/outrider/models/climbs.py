@@ -58,7 +58,7 @@ class Climbs:
         self.net, self.replays, self.usable, self.ids, self.width = net, replays, usable, ids, width
         self.stage = replays.stage
         self.ring = self.stage.machine.ring(net.feature, net.reads, net.dtype)
-        self._last: tuple[Climb, int] | None = None
+        self._last: tuple[Climb, int, Shape] | None = None
         self.shown = max(usable, net.plan.vocab if ids is None else int(ids.max()) + 1)
 
     def holds(self, request: Request) -> bool:
@@ -118,18 +118,20 @@ class Climbs:
         made = self.replays.get(shape, lambda s: s.kind(s, self))
         if made is None:
             return None
-        self._last = None if kind is Reading else (made, reach)
+        self._last = None if kind is Reading else (made, reach, shape)
         return made.play(requests, asked, self.stage.book.take(requests))
 
     def repeat(self, requests: Sequence[Request], further: int) -> bool:
         """Play what was played last once more, for the same requests, each at most so many tokens `further`; whether that could
-        be done."""
+        be done. What is roomier than need be is not played for ever."""
         if self._last is None:
             return False
-        made, longest = self._last[0], self._last[1] + further
+        made, longest, wanted = self._last[0], self._last[1] + further, self._last[2]
         if not made.told or not self.replays.has(made.shape, made) or longest > made.shape.longest:
             return False
-        self._last = made, longest
+        if made.shape != wanted and not self.replays.bears(wanted):
+            return False
+        self._last = made, longest, wanted
         if self.stage.book.take(requests) != [lane for lane, *_ in made.told]:
             return False
         made.replay()

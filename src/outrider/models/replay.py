@@ -39,12 +39,13 @@ class Meter:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where captured work runs: the target's `machine`, its `book` of lanes; whoever writes to its KV spoils `loans`; `meter`
-    tells how long."""
+    tells how long. `wanted`, by drafter: how often shapes were wanted that were not there, whoever made them last."""
 
     machine: Machine
     book: LaneBook
     loans: Loans
     meter: Meter = field(default_factory=Meter)
+    wanted: dict[str, Counter[tuple[Any, ...]]] = field(default_factory=dict)
     _fit: dict[int, bool] = field(default_factory=dict)
 
     def holds(self, request: Request) -> bool:
@@ -65,15 +66,14 @@ class Replays(Generic[T]):
         self.stage, self.name = stage, name
         self.off = False
         self._made: dict[tuple[Any, ...], T] = {}
-        self._wanted = Counter[tuple[Any, ...]]()
+        self._wanted = stage.wanted.setdefault(name, Counter())
 
     def get(self, shape: S, make: Callable[[S], T]) -> T | None:
         """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither, None
         where it cannot be."""
         if self.off:
             return None
-        if shape not in self._made and self._wanted[shape] < PATIENCE and self.stage.machine.patient:
-            self._wanted[shape] += 1
+        if shape not in self._made and self.stage.machine.patient and self.bears(shape):
             shape = cast(S, min((s for s in self._made if within(shape, s)), default=shape))
         found = self._made.pop(shape, None)
         if found is None:
@@ -84,6 +84,11 @@ class Replays(Generic[T]):
                 return None
         self._made[shape] = found
         return found
+
+    def bears(self, shape: S) -> bool:
+        """Whether something roomier may do once more for a shape that is not there."""
+        self._wanted[shape] += 1
+        return self._wanted[shape] <= PATIENCE
 
     def has(self, shape: S, made: T) -> bool:
         """Whether this is what there is for a shape."""
