@@ -10,6 +10,7 @@ import pytest
 
 from outrider import registry
 from outrider.config import SamplingParams
+from outrider.control.costs import CROWD
 from outrider.drafters._ledger import Entry, Ledger
 from outrider.drafters._members import Member
 from outrider.drafters.hybrid import Hybrid
@@ -283,3 +284,17 @@ def test_of_a_crowd_a_few_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     followed = [request.id in model.records for request in some.requests]
     assert followed == [True] * 4 + [False] * 2
     assert model.rates.everybody()[0] > 0.9 and model.rates.everybody()[2] < 0.3, "they tell of all"
+
+
+def test_a_large_crowd_has_what_was_asked_for_and_nothing_is_learned_of_it() -> None:
+    """The controller says how far, the model makes chains of it, and no record is kept of anybody."""
+    made, some = started(registry.parse("suffix"), Model("model", [5, 6, 7])), batch(CROWD + 1)
+    model = made.members[1]
+    before = model.rates.everybody()
+    for levels in (2, 3, 1) * 10:
+        guess = made.propose(some, Budget((levels,) * len(some), (made.nodes,) * len(some)))
+        assert guess.widths == (levels,) * len(some) and guess.source[:, :levels].unique().tolist() == [1]
+        made.observe(some, guess, outcome(guess, [0] * len(some)), scores(guess))
+        for request in some.requests:
+            request.tokens += [9]
+    assert not model.records and model.rates.everybody() == before

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Batch, Committed, Finish, Request, StepEvent
-from .costs import bucket
+from .costs import CROWD, bucket
 from .plan import Ints, Load
 from .rates import OWN, Beliefs, Track, estimate, estimates, pull
 from .shelf import Known
@@ -74,8 +74,6 @@ class Book:
     round: int = 0
     turned: bool = False
     going: bool = False
-    levels: float = 0.0
-    nodes: float = 0.0
     unsteady: int = 0
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
@@ -146,19 +144,22 @@ class Book:
 
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""
+        crowd = len(items) > CROWD
+        levels, nodes = self.known.rows.get(crowd, (0.0, 0.0))
         for item in items:
             if item.offered_at:
-                self.levels = OWN * self.levels + len(item.offered_at)
-                self.nodes = OWN * self.nodes + item.drafted
+                levels, nodes = OWN * levels + len(item.offered_at), OWN * nodes + item.drafted
+        self.known.rows[crowd] = levels, nodes
 
     def caught_up(self, asked: Asked) -> bool:
         """Whether drafting in a round took what it takes: nobody had to catch up with the text, or somebody always has."""
         self.unsteady = 0 if asked.steady else self.unsteady + 1
         return asked.steady or self.unsteady >= PATIENCE
 
-    def width(self, most: float) -> float:
-        """Rows of a level, of at most `most`, which is believed before anything was seen."""
-        return min(most, max(1.0, (self.nodes + most) / (self.levels + 1.0)))
+    def width(self, batch: int, most: float) -> float:
+        """Rows of a level in batches like one of this size, of at most `most`, which is believed before anything was seen."""
+        levels, nodes = self.known.rows.get(batch > CROWD, (0.0, 0.0))
+        return min(most, max(1.0, (nodes + most) / (levels + 1.0)))
 
     def load(self, batch: Batch, states: Sequence[State], low: Ints, high: Ints) -> Load:
         """A batch with the chances of requests who may look ahead, as they look now."""

@@ -335,7 +335,7 @@ class Goodput:
         """The load, with every request's chances as they look now."""
         low, high = (np.minimum(np.array(ends), self._shape.depth) for ends in zip(*limits, strict=True))
         load = self._book.load(batch, [self._book.state(batch.requests[b]) for b in who], low, high)
-        return replace(load, width=self._book.width(self._shape.width), paced=self._paced)
+        return replace(load, width=self._book.width(len(batch), self._shape.width), paced=self._paced)
 
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""

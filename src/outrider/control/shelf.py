@@ -38,8 +38,9 @@ class Chances:
 class Known:
     """Costs, chances of `positions` positions and of rows of right lookups, what foreseen guesses cost beside their parts and
     what was `kept` of their promises by size class of the batch, verdicts, and what was seen of plain rounds: sizes of batches
-    `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are; `trials`: what
-    trying took, and the `purse` for it; `thought`: when the next plan is due."""
+    `plain`, and those that were tried on purpose (`referenced`). `trees`: how wide guesses are; `rows`: levels and nodes
+    of guesses lately, in crowds and else; `trials`: what trying took, and the `purse` for it; `thought`: when the next plan is
+    due."""
 
     positions: int
     costs: Costs = field(default_factory=Costs)
@@ -55,6 +56,7 @@ class Known:
     trials: Prices = field(default_factory=dict)
     purse: Purse = field(default_factory=lambda: Purse(float))
     thought: Thought = field(default_factory=Thought)
+    rows: dict[bool, tuple[float, float]] = field(default_factory=dict)
     _chances: dict[bool, Chances] = field(default_factory=dict)
 
     def chances(self, batch: int) -> Chances:

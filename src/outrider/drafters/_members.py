@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..control.costs import Floats
+from ..control.costs import Floats, bucket
 from ..control.limits import Shape
 from ..control.plan import Ints
 from ..control.rates import Rates, Track, estimate
@@ -32,6 +32,10 @@ _FEW = 12.0
 """Guesses of a member below which its record may be bad luck."""
 NOTHING = 1e-9
 """Seconds a level of a guess takes whose time is known otherwise."""
+FIRST = 2
+"""Levels of the first guess of a member whose time is not known."""
+PACED = 8
+"""Rounds for which it stands how far a member guesses."""
 _LOOKS = 0.01
 """Share of the time for guesses that do not seem to pay."""
 
@@ -202,6 +206,10 @@ class Member:
             self._signed = part, _joint.signed(part, self.index)
         return self._signed[1]
 
+    def signs(self, part: Proposal) -> bool:
+        """Whether this is what it made the last time, too."""
+        return self._signed is not None and self._signed[0] is part
+
     def made(self, signed: Proposal) -> Proposal:
         """The last one that was signed, as it was made, if it is known."""
         return self._signed[0] if self._signed is not None and self._signed[1] is signed else signed
@@ -288,6 +296,16 @@ class Member:
         found = [(float(speed[i, k]), int(k) + 1, width) for i, (k, width) in enumerate(zip(at, self.trees.widths, strict=True))]
         fastest, many, self.trees.now = max(found, key=lambda one: one[0] * (STAYS if one[2] == now else 1.0))
         return many, fastest
+
+    def together(self, now: int, requests: int, most: int, passes: Callable[[], Floats]) -> int:
+        """How many levels, up to `most`, pay best for all of so many requests, in round `now`; `passes` as for `best`."""
+        until, size, levels = self.shared
+        if not self.pace.seconds:
+            return FIRST
+        if now >= until or size != bucket(requests):
+            levels, _ = self.best(None, most, passes(), 0.0)
+            self.shared = now + PACED, bucket(requests), levels
+        return levels
 
     def _table(self, levels: int) -> Ints:
         """Nodes `[widths, levels]` of guesses of every width."""

@@ -112,7 +112,7 @@ class Panel(Drafter):
             return None
         try:
             part = like.member.drafter.propose(batch, like.asked)
-            sound = part.unseen and self._sound(like.member, part, like.asked)
+            sound = part.unseen and (like.member.signs(part) or self._sound(like.member, part, like.asked))
         except (Exception, SystemExit):  # it is asked once more, where that counts
             sound = False
         if not sound:

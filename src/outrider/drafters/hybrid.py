@@ -29,24 +29,22 @@ import torch
 from torch import Tensor
 
 from .. import registry, tree
-from ..control.costs import Floats, bucket
+from ..control.costs import CROWD, Floats
 from ..errors import BadInput
 from ..protocols import Drafter, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
-from ._alike import Alike
+from ._alike import ALL, LIGHT, Alike
 from ._beats import HOPED, Beats
 from ._ledger import Entry, Ledger
-from ._members import Cold, Hand, Member, members
+from ._members import FIRST, PACED, Cold, Hand, Member, members
 from ._panel import Panel, brief
 
 _EXPLORE = 64
 """Rounds after which members are asked once, to measure them anew, as far as time allows (see `Member.look`)."""
-_FIRST = 2
-"""Levels of the first guess of a member whose time is not known."""
-_STANDS, _PACED = 4, 8
-"""Rounds launched ahead for which it stands that there is nothing to look up, and how far a member guesses."""
+_STANDS = 4
+"""Rounds launched ahead for which it stands that there is nothing to look up."""
 _CROWD = 2
 """Requests at most for whom it is looked what lookups see coming; for more the model alone is asked, in rounds launched ahead,
 since looking takes the host longer than the device takes for a pass."""
@@ -178,13 +176,14 @@ class Hybrid(Panel):
         self._rounds, self._device, self._light = self._rounds + 1, 0.0, None
         self._few, self._solo = len(batch), NONE
         self._counted(len(batch) > _CROWD)
-        if self._rounds % _DEEPER and (again := self._go_on(batch, budget)) is not None:
+        if (len(batch) > CROWD or self._rounds % _DEEPER) and (again := self._go_on(batch, budget)) is not None:
             return again
         self._beats.begin(time.perf_counter(), batch.blind, len(batch))
         self._settle(batch)
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
         self._beats.made(time.perf_counter(), len(batch), sum(batch.pending) + sum(whole.widths), self._device)
-        self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
+        like = None if self._solo == NONE else self._like(batch, budget, self.members[self._solo])
+        self._alike.note(like, LIGHT if self._few else ALL)
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
@@ -290,35 +289,35 @@ class Hybrid(Panel):
         if not hand.width and (not member.index or request.params.depth is not None):
             return most
         if not member.pace.seconds and request.params.depth is None:
-            return min(most, _FIRST)
+            return min(most, FIRST)
         until, usual = member.stands.get(request.id, (0, 0))
         deeper = self._rounds % _DEEPER == 0
         if batch.blind and self._rounds < until and usual <= most and not hand.width:
             return min(most, usual + deeper)
         passes, spent = self._passes(batch, budget), hand.spent + (0.0 if batch.blind else member.launch)
         now = (1 + hand.value) / max(1e-9, hand.spent + passes[hand.width])
-        few = min(most, self._look if member.pace.sure else _FIRST)  # one time may have been a stall
+        few = min(most, self._look if member.pace.sure else FIRST)  # one time may have been a stall
         if hand.width and self._beats.timed and (1 + most) / (spent + passes[0]) <= now:
             return few  # not even if all were right
         levels, speed = member.best(request, most, passes, spent)
         if speed <= now and self._beats.timed:
             return few
         if not hand.width:
-            member.stands[request.id] = self._rounds + _PACED, levels
+            member.stands[request.id] = self._rounds + PACED, levels
         return most if request.params.depth is not None else min(most, levels + deeper)
 
     def _shared(self, batch: Batch, budget: Budget) -> Proposal:
-        """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds."""
+        """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds. For a large one
+        chains, as long as was asked for, and nobody looks what becomes of them: that is for whoever asked."""
         member = next(m for m in self.members if m.reason is None and not m.lookup)
-        until, size, levels = member.shared
-        if not member.pace.seconds:
-            levels = _FIRST
-        elif self._rounds >= until or size != bucket(len(batch)):
-            levels, _ = member.best(None, max(budget.depth), self._passes(batch, budget), 0.0)
-            member.shared = self._rounds + _PACED, bucket(len(batch)), levels
-        most = min(member.drafter.depth, levels + (self._rounds % _DEEPER == 0))
+        large = len(batch) > CROWD
+        if large:
+            most, member.trees.now = member.drafter.depth, member.trees.widths[0]
+        else:
+            levels = member.together(self._rounds, len(batch), max(budget.depth), lambda: self._passes(batch, budget))
+            most = min(member.drafter.depth, levels + (self._rounds % _DEEPER == 0))
         asked = [min(d, most) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)]
-        self._parts, self._few = {}, _WATCHED
+        self._parts, self._few = {}, 0 if large else _WATCHED
         part, _ = self._ask(member, batch, member.budget(asked, budget, [0] * len(batch)))
         if part is None:
             return Proposal.empty(len(batch), self._start.device)
