@@ -3,14 +3,18 @@ guesses."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from outrider import registry
 from outrider.config import SamplingParams
 from outrider.control.costs import CROWD
+from outrider.drafters import _panel, hybrid
+from outrider.drafters._beats import HOPED, TOLL
 from outrider.drafters._ledger import Entry, Ledger
 from outrider.drafters._members import Member
 from outrider.drafters.hybrid import Hybrid
@@ -35,8 +39,11 @@ def copying(seed: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_preview_is_what_would_be_guessed(spec: str) -> None:
-    """And looking changes nothing: one that is looked at guesses as one that is not."""
+def test_a_preview_is_what_would_be_guessed(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And looking changes nothing: one that is looked at guesses as one that is not, where both take as long."""
+    ticks = itertools.count()
+    for module in (hybrid, _panel):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: 1e-4 * next(ticks)))
     seen, other = registry.parse(spec), registry.parse(spec)
     for one in (seen, other):
         tiny.World().engine(one)
@@ -298,3 +305,18 @@ def test_a_large_crowd_has_what_was_asked_for_and_nothing_is_learned_of_it() -> 
         for request in some.requests:
             request.tokens += [9]
     assert not model.records and model.rates.everybody() == before
+
+
+def test_rounds_launched_ahead_are_left_for_more_than_what_keeps_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving them and coming back takes time of its own."""
+    made, request, sees = started(registry.parse("suffix"), Model("model", [5, 6, 7])), tiny.request([1, 2, 3]), [0.0]
+    monkeypatch.setattr(made, "_promise", lambda member, request: sees[0])
+    usual = 1 + made.members[1].usual()
+
+    def ahead(promise: float) -> bool:
+        request.tokens += [4]
+        sees[0] = promise
+        return made.follows((request,))
+
+    little, more, most = ((HOPED + by) * usual - 1 for by in (-0.01, TOLL / 2, TOLL + 0.01))
+    assert [ahead(p) for p in (more, little, more, most, more, little)] == [False, True, True, False, False, True]

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..types import Batch, Budget, Request
 from ._members import Member
 
-LIGHT = 6
+LIGHT = 10
 """Rounds of which nothing is learned, after two of which all is: of the first it is known what became of it when the second was
 launched."""
 

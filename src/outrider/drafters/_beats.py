@@ -10,6 +10,9 @@ from ._members import Clock
 
 HOPED = 1.5
 """Times longer that the latter are believed to take before both were seen."""
+TOLL = 0.4
+"""Rounds launched ahead that could be run while the last of them is read, and the first is launched again after some that waited.
+"""
 MOST = 4.0
 """Times longer at most: a stall is no rule."""
 

@@ -36,7 +36,7 @@ from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
 from ._alike import ALL, LIGHT, Alike
-from ._beats import HOPED, Beats
+from ._beats import HOPED, TOLL, Beats
 from ._ledger import Entry, Ledger
 from ._members import FIRST, PACED, Cold, Hand, Member, members
 from ._panel import Panel, brief
@@ -146,7 +146,7 @@ class Hybrid(Panel):
             return self._crowded(requests)
         texts = tuple((r.id, len(r.tokens)) for r in requests)
         if texts != self._cold.texts and not (self._rounds < self._cold.until and self._cold.by == tuple(r.id for r in requests)):
-            longer = HOPED if any(r.classical for r in requests) else self._beats.ratio
+            longer = HOPED if any(r.classical for r in requests) else self._beats.ratio + self._cold.is_so * TOLL
             least, lookups = longer * (1 + models[0].usual()) - 1, [m for m in alive if m.lookup]
             most = max((self._promise(m, r) for m in lookups for r in requests), default=0.0)
             until = self._rounds + (_STANDS if most < least / 4 else 0)
