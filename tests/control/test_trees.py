@@ -65,9 +65,14 @@ def test_what_is_measured_of_a_narrow_tree_is_not_corrected_again() -> None:
     trees, dear = Trees(3.0), costs(0.02)
     trees.choose(load(16), dear)
     for _ in range(60):
-        trees.used()
+        trees.used(16)
     planner = trees.choose(load(16, accept=0.8, width=1.0), dear)
     assert planner.load.accept[0, 0] == pytest.approx(0.8, abs=0.01) and planner.load.width == pytest.approx(1.0, abs=0.01)
+    trees.now = 3.0
+    for _ in range(60):
+        trees.used(1)
+    planner = trees.choose(load(16, accept=0.8, width=1.0), dear)
+    assert planner.load.accept[0, 0] == pytest.approx(0.8, abs=0.01), "how wide the guesses of few are says nothing of many"
 
 
 def test_whoever_named_a_depth_has_the_whole_tree() -> None:
