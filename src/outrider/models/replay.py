@@ -39,13 +39,12 @@ class Meter:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Where captured work runs: the target's `machine`, its `book` of lanes; whoever writes to its KV spoils `loans`; `meter`
-    tells how long. `wanted`, by drafter: how often shapes were wanted that were not there, whoever made them last."""
+    tells how long."""
 
     machine: Machine
     book: LaneBook
     loans: Loans
     meter: Meter = field(default_factory=Meter)
-    wanted: dict[str, Counter[tuple[Any, ...]]] = field(default_factory=dict)
     _fit: dict[int, bool] = field(default_factory=dict)
 
     def holds(self, request: Request) -> bool:
@@ -66,7 +65,7 @@ class Replays(Generic[T]):
         self.stage, self.name = stage, name
         self.off = False
         self._made: dict[tuple[Any, ...], T] = {}
-        self._wanted = stage.wanted.setdefault(name, Counter())
+        self._wanted = Counter[tuple[Any, ...]]()
 
     def get(self, shape: S, make: Callable[[S], T]) -> T | None:
         """What was made for a shape, or for a roomier one while this one was seldom wanted; made now if there is neither, None
