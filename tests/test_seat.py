@@ -6,6 +6,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from outrider.drafters.hybrid import Hybrid
 from outrider.drafters.ngram import NGram
 from outrider.errors import OutriderError
 from outrider.guard import Guard
+from outrider.models.climbs import Climbs, Shape, Strand
 from outrider.models.replay import PATIENCE, Replays, within
 from outrider.protocols import KVNeed
 from outrider.seat import _chains, who
@@ -149,6 +151,20 @@ def test_what_is_repeated_counts_as_wanted() -> None:
     assert replays.get((1, 2), lambda _: "small") == "large"
     assert all(replays.bears((1, 2)) for _ in range(PATIENCE - 1)) and not replays.bears((1, 2))
     assert replays.get((1, 2), lambda _: "small") == "small"
+
+
+def test_a_roomier_guess_is_not_repeated_for_ever() -> None:
+    climbs: Any = Climbs.__new__(Climbs)
+    climbs.replays = Replays(SimpleNamespace(machine=SimpleNamespace(patient=True)), "test")  # type: ignore[arg-type]
+    climbs.stage = SimpleNamespace(book=SimpleNamespace(take=lambda requests: [4]))
+    shapes = [Shape(1, 8, depth, 3, 128, False, Strand) for depth in (2, 5)]
+    played: list[int] = []
+    made = SimpleNamespace(shape=shapes[1], told=[(4, 2, 6, 0)], replay=lambda: played.append(1))
+    climbs.replays.get(shapes[1], lambda _: made)
+    for wanted, times in ((shapes[1], 2 * PATIENCE), (shapes[0], PATIENCE)):
+        climbs._last = made, 20, wanted
+        assert [climbs.repeat((), 0) for _ in range(2 * PATIENCE)] == [True] * times + [False] * (2 * PATIENCE - times)
+    assert len(played) == 3 * PATIENCE
 
 
 def test_what_is_roomier() -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from outrider.bench import simulate
 from outrider.bench.simulate import Asks, Clock, Simulation, World, laptop
 from outrider.config import SamplingParams
 from outrider.control import Fixed, Goodput, Shelf, make
+from outrider.control.book import Book
+from outrider.control.costs import CROWD, Costs
 from outrider.control.judge import LONGEST, MANY, REST, Judge
-from outrider.control.plan import Plan, Planner
+from outrider.control.plan import Load, Plan, Planner
 from outrider.control.rates import Rates
 from outrider.control.shelf import Known, title
 from outrider.control.stalls import FIRST, Stalls
+from outrider.control.trees import Trees
 from outrider.registry import parse
 
 
@@ -242,3 +246,30 @@ def test_what_few_requests_taught_is_no_longer_believed_of_crowds_once_crowds_we
     few.accept.learn([(few.accept.track(), 3, 3)] * 4)
     assert known.chances(64) is many is known.chances(16) and known.chances(2) is few
     assert known.chances(64).accept.everybody()[0] < 0.1 < 0.9 < known.chances(2).accept.everybody()[0]
+
+
+def test_how_wide_guesses_are_is_known_apart_for_crowds() -> None:
+    known = Known(4)
+    assert known.nodes(True) == known.nodes(False) == (0.0, 0.0)
+    known.rows[False] = 5.0, 15.0
+    assert known.nodes(True) == (5.0, 15.0), "better than nothing"
+    known.rows[True] = 8.0, 8.0
+    book = Book(known)
+    assert book.width(64, 3.0) == pytest.approx(11 / 9) and book.width(2, 3.0) == 3.0
+
+
+def test_a_first_crowd_of_chains_is_not_taken_for_trees() -> None:
+    """Its chances are those of few, measured of chains."""
+    trees = Trees(3.0)
+    trees.now = 1.0
+    for _ in range(60):
+        trees.used(1)
+    load = Load(16, 16, 16, *(np.full((16, 3), c) for c in (0.7, 1.0)), *(np.full(16, n) for n in (0, 3)), fresh=True)
+    trees.choose(load, Costs())
+    chosen = trees._load(load, 1.0)
+    assert chosen.accept[0, 0] == pytest.approx(0.7, abs=0.01)
+
+
+def test_a_drafter_that_paces_itself_is_told_how_deep_to_go_in_crowds() -> None:
+    stalls = Stalls(paced=True)
+    assert stalls.shape(CROWD, 5) == stalls.shape(CROWD, 2) and stalls.shape(CROWD + 1, 5) != stalls.shape(CROWD + 1, 2)

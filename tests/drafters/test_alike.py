@@ -105,7 +105,7 @@ def test_most_rounds_launched_ahead_are_told_to_the_model_alone(count: int) -> N
     made, some = beside(model), batch(count)
     found = ahead(made, some, 80)
     assert model.shown == 80 and all(g.tokens[0].tolist() == [5, 6] for g in found)
-    assert made.members[1].rates.common.lately.tests[0] > 6, "one round in eight and those before are learned"
+    assert made.members[1].rates.common.lately.tests[0] > 6, "one round in twelve and those before are learned"
     record = made.members[1].record(some.requests[0])
     assert 0 < record.accepted == pytest.approx(record.promised / 2), "what is learned is so"
     went = light(made, some, 48)

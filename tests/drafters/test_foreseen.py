@@ -293,18 +293,53 @@ def test_of_a_crowd_a_few_are_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert model.rates.everybody()[0] > 0.9 and model.rates.everybody()[2] < 0.3, "they tell of all"
 
 
-def test_a_large_crowd_has_what_was_asked_for_and_nothing_is_learned_of_it() -> None:
-    """The controller says how far, the model makes chains of it, and no record is kept of anybody."""
-    made, some = started(registry.parse("suffix"), Model("model", [5, 6, 7])), batch(CROWD + 1)
-    model = made.members[1]
-    before = model.rates.everybody()
-    for levels in (2, 3, 1) * 10:
-        guess = made.propose(some, Budget((levels,) * len(some), (made.nodes,) * len(some)))
-        assert guess.widths == (levels,) * len(some) and guess.source[:, :levels].unique().tolist() == [1]
-        made.observe(some, guess, outcome(guess, [0] * len(some)), scores(guess))
-        for request in some.requests:
+class Branchy(Model):
+    """Could guess three nodes a level, and remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__("model", [5, 6, 7])
+        self.nodes, self.budgets = 9, list[Budget]()
+
+    def propose(self, batch: Batch, budget: Budget) -> Proposal:
+        self.budgets.append(budget)
+        return super().propose(batch, budget)
+
+
+def test_a_large_crowd_has_what_was_asked_for() -> None:
+    """The controller says how far, and the model makes chains of it, while it does well: a few tell of all."""
+    drafter = Branchy()
+    made, many = started(registry.parse("suffix"), drafter), batch(CROWD + 1)
+    model, size = made.members[1], len(many)
+    for levels in (2, 3, 1) * 20:
+        guess = made.propose(many, Budget((levels,) * size, (made.nodes,) * size))
+        if not model.usual() >= 0.5:
+            break
+        assert drafter.budgets[-1] == Budget((levels,) * size, (levels,) * size)
+        assert guess.widths == (levels,) * size and guess.source[:, :levels].unique().tolist() == [1]
+        made.observe(many, guess, outcome(guess, [0] * size), scores(guess))
+        for request in many.requests:
             request.tokens += [9]
-    assert not model.records and model.rates.everybody() == before
+    assert model.usual() < 0.5 and not made.follows(many.requests), "it does not, and lookups have their turn"
+    made._counted(False)
+    assert model.usual() > 0.5, "of few nothing was learned"
+
+
+def test_after_a_large_crowd_it_is_weighed_anew_how_wide_guesses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = Branchy()
+    made, few, many = started(registry.parse("suffix"), drafter), batch(CROWD), batch(CROWD + 1)
+
+    def widest(self: Member, *given: object) -> tuple[int, float]:
+        self.trees.now = self.trees.widths[-1]
+        return 3, 1.0
+
+    monkeypatch.setattr(Member, "best", widest)
+    made.members[1].pace.add(1.0)
+    nodes = []
+    for some in (few, many, few):
+        guess = made.propose(some, Budget((3,) * len(some), (made.nodes,) * len(some)))
+        made.observe(some, guess, outcome(guess, [0] * len(some)), scores(guess))
+        nodes.append(drafter.budgets[-1].nodes[0])
+    assert nodes == [9, 3, 9]
 
 
 def test_rounds_launched_ahead_are_left_for_more_than_what_keeps_from_them(monkeypatch: pytest.MonkeyPatch) -> None:

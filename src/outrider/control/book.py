@@ -145,7 +145,7 @@ class Book:
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""
         crowd = len(items) > CROWD
-        levels, nodes = self.known.rows.get(crowd, (0.0, 0.0))
+        levels, nodes = self.known.nodes(crowd)
         for item in items:
             if item.offered_at:
                 levels, nodes = OWN * levels + len(item.offered_at), OWN * nodes + item.drafted
@@ -158,7 +158,7 @@ class Book:
 
     def width(self, batch: int, most: float) -> float:
         """Rows of a level in batches like one of this size, of at most `most`, which is believed before anything was seen."""
-        levels, nodes = self.known.rows.get(batch > CROWD, (0.0, 0.0))
+        levels, nodes = self.known.nodes(batch > CROWD)
         return min(most, max(1.0, (nodes + most) / (levels + 1.0)))
 
     def load(self, batch: Batch, states: Sequence[State], low: Ints, high: Ints) -> Load:

@@ -59,6 +59,10 @@ class Known:
     rows: dict[bool, tuple[float, float]] = field(default_factory=dict)
     _chances: dict[bool, Chances] = field(default_factory=dict)
 
+    def nodes(self, crowd: bool) -> tuple[float, float]:
+        """Levels of guesses lately, and their nodes, in crowds or else; as long as none were seen those of the others."""
+        return self.rows.get(crowd, self.rows.get(not crowd, (0.0, 0.0)))
+
     def chances(self, batch: int) -> Chances:
         """Those in batches like one of this size. Few requests are given other guesses than many, wider ones or other drafters',
         and the last ones of many are those that wrote most slowly. What is known of the other kind is believed at first."""

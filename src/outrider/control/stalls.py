@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .costs import bucket, robust
+from .costs import CROWD, bucket, robust
 
 FIRST = 8
 """Uses of a shape in which a stall is taken for its price: something roomier may stand in for it at first."""
@@ -27,7 +27,8 @@ Shape = tuple[int, int]
 class Stalls:
     """`met`: uses by size class of the batch and depth; `forgone`: seconds lost so far by not using a depth. `ready`: whether so
     many requests can look so far ahead without a stall, as far as whoever would stall can tell. `paced`: the drafter goes no
-    deeper than it pays, so that what is captured does not follow from the depth it may go to."""
+    deeper than it pays, so that what is captured does not follow from the depth it may go to, but for crowds, where it goes
+    as deep as that."""
 
     met: dict[Shape, int] = field(default_factory=dict)
     prices: deque[float] = field(default_factory=lambda: deque[float](maxlen=5))
@@ -95,4 +96,4 @@ class Stalls:
 
     def shape(self, batch: int, depth: int) -> Shape:
         """What has to be captured once."""
-        return bucket(batch), min(depth, 1) if self.paced else depth
+        return bucket(batch), min(depth, 1) if self.paced and batch <= CROWD else depth

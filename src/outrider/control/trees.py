@@ -28,12 +28,11 @@ SOME = 4
 
 class Trees:
     """The widths of one drafter, whose trees have at most `full` nodes a level; `now`: the one in use. `fixed`: there is no
-    other. What was seen of late is told apart for crowds."""
+    other. What was seen of late is told apart for crowds; as long as none were seen, they are believed to be like the others."""
 
     def __init__(self, full: float, fixed: bool = False) -> None:
         self.full, self.now = full, full
-        self._late, self._means, self._seen = {False: full, True: full}, dict[int, float](), full
-        self._mean = full
+        self._late, self._means, self._mean, self._seen = dict[bool, float](), dict[int, float](), full, full
         narrower = takewhile(lambda width: width < full, (2.0**i for i in count()))
         self.widths = (full,) if fixed else (*narrower, full)
         self._of: dict[int, tuple[float, int]] = {}
@@ -58,12 +57,15 @@ class Trees:
     def used(self, batch: int = 1) -> None:
         """A round with guesses of this width, in such a batch."""
         size, crowd = bucket(batch), batch > CROWD
-        self._mean = self._late[crowd] = LATELY * self._late[crowd] + (1 - LATELY) * self.now
+        self._mean = self._late[crowd] = LATELY * self._lately(crowd) + (1 - LATELY) * self.now
         self._means[size] = LATELY * self._means.get(size, self._mean) + (1 - LATELY) * self.now
+
+    def _lately(self, crowd: bool) -> float:
+        return self._late.get(crowd, self._late.get(not crowd, self.full))
 
     def choose(self, load: Load, costs: Costs) -> Planner:
         """The width that promises most for a load, and the arithmetic for it. Batches of other sizes have other widths."""
-        size, self._mean = bucket(load.batch), self._late[load.batch > CROWD]
+        size, self._mean = bucket(load.batch), self._lately(load.batch > CROWD)
         self.now, plans = self._of.get(size, (self.full, 0))
         self._seen = self._means.get(size, self._mean) if load.fresh else self._mean  # newcomers were mostly seen in such batches
         due = len(self.widths) > 1 and plans % SOME == 0

@@ -17,10 +17,6 @@ LIGHT = 10
 launched."""
 
 
-ALL = 1 << 30
-"""As many as there may be: of rounds of which nothing is learned anyhow."""
-
-
 class Like(NamedTuple):
     """A round in which one member's guesses were all there was, what the panel was asked for, and the member."""
 
@@ -45,10 +41,10 @@ class Alike:
         self._last: Like | None = None
         self._learned = self._left = 0
 
-    def note(self, like: Like | None, most: int = LIGHT) -> None:
-        """A round of which all is learned, after which at most so many may go on as it did; None where none can."""
+    def note(self, like: Like | None) -> None:
+        """A round of which all is learned; None where no other can go on as it did."""
         self._learned = self._learned + 1 if like is not None and like.same(self._last) else 1
-        self._last, self._left = like, most if like is not None and self._learned > 1 else 0
+        self._last, self._left = like, LIGHT if like is not None and self._learned > 1 else 0
 
     def again(self, batch: Batch, budget: Budget) -> Like | None:
         """The last round, if this one is to go on as it did."""

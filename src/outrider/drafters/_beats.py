@@ -11,8 +11,8 @@ from ._members import Clock
 HOPED = 1.5
 """Times longer that the latter are believed to take before both were seen."""
 TOLL = 0.4
-"""Rounds launched ahead that could be run while the last of them is read, and the first is launched again after some that waited.
-"""
+"""What leaving rounds launched ahead and coming back to them takes beside the rounds that wait: so many times one launched ahead.
+The device idles while the last of them is read, and again until the next two are under way."""
 MOST = 4.0
 """Times longer at most: a stall is no rule."""
 

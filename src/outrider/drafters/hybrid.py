@@ -35,7 +35,7 @@ from ..protocols import Drafter, Needs
 from ..registry import register
 from ..types import NONE, Batch, Budget, Proposal, Request, Scores, Verdict
 from . import _joint
-from ._alike import ALL, LIGHT, Alike
+from ._alike import Alike
 from ._beats import HOPED, TOLL, Beats
 from ._ledger import Entry, Ledger
 from ._members import FIRST, PACED, Cold, Hand, Member, members
@@ -176,14 +176,13 @@ class Hybrid(Panel):
         self._rounds, self._device, self._light = self._rounds + 1, 0.0, None
         self._few, self._solo = len(batch), NONE
         self._counted(len(batch) > _CROWD)
-        if (len(batch) > CROWD or self._rounds % _DEEPER) and (again := self._go_on(batch, budget)) is not None:
+        if self._rounds % _DEEPER and (again := self._go_on(batch, budget)) is not None:
             return again
         self._beats.begin(time.perf_counter(), batch.blind, len(batch))
         self._settle(batch)
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
         self._beats.made(time.perf_counter(), len(batch), sum(batch.pending) + sum(whole.widths), self._device)
-        like = None if self._solo == NONE else self._like(batch, budget, self.members[self._solo])
-        self._alike.note(like, LIGHT if self._few else ALL)
+        self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
@@ -307,17 +306,16 @@ class Hybrid(Panel):
         return most if request.params.depth is not None else min(most, levels + deeper)
 
     def _shared(self, batch: Batch, budget: Budget) -> Proposal:
-        """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds. For a large one
-        chains, as long as was asked for, and nobody looks what becomes of them: that is for whoever asked."""
+        """For a crowd a model's guesses alone: as many levels for everybody, which stands for some rounds; for a large one chains
+        as long as was asked for."""
         member = next(m for m in self.members if m.reason is None and not m.lookup)
-        large = len(batch) > CROWD
-        if large:
-            most, member.trees.now = member.drafter.depth, member.trees.widths[0]
+        if len(batch) > CROWD:
+            most, member.trees.now, member.shared = member.drafter.depth, member.trees.widths[0], (0, 0, 0)
         else:
             levels = member.together(self._rounds, len(batch), max(budget.depth), lambda: self._passes(batch, budget))
             most = min(member.drafter.depth, levels + (self._rounds % _DEEPER == 0))
         asked = [min(d, most) if n else 0 for d, n in zip(budget.depth, budget.nodes, strict=True)]
-        self._parts, self._few = {}, 0 if large else _WATCHED
+        self._parts, self._few = {}, _WATCHED
         part, _ = self._ask(member, batch, member.budget(asked, budget, [0] * len(batch)))
         if part is None:
             return Proposal.empty(len(batch), self._start.device)

@@ -129,11 +129,11 @@ class Climbs:
         made, longest, wanted = self._last[0], self._last[1] + further, self._last[2]
         if not made.told or not self.replays.has(made.shape, made) or longest > made.shape.longest:
             return False
+        if self.stage.book.take(requests) != [lane for lane, *_ in made.told]:
+            return False
         if made.shape != wanted and not self.replays.bears(wanted):
             return False
         self._last = made, longest, wanted
-        if self.stage.book.take(requests) != [lane for lane, *_ in made.told]:
-            return False
         made.replay()
         return True
 
