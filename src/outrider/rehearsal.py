@@ -66,9 +66,9 @@ class Drill(Goodput):
 
     def __init__(self, drafter: Drafter, known: Known) -> None:
         own = Known(known.positions, costs=known.costs, stalls=known.stalls, plain=known.plain, referenced=known.referenced)
-        if getattr(drafter, "paced", False) and not known.rows:  # whose guesses are as wide as it likes
-            own.rows = known.rows
         super().__init__(drafter, known=own)
+        if self._paced and not known.rows:  # its guesses are as wide as it likes
+            own.rows = known.rows
         self.overlaps, self.depth, self.deaf = True, 0, False
         self.widths = self._trees.widths
 

@@ -120,9 +120,7 @@ class Book:
             if asked.deepest:
                 self._learn(event, asked)
             else:  # what is known grows older
-                chances = self.known.chances(len(ids))
-                for rates in (chances.accept, chances.offer, chances.reach):
-                    rates.rest()
+                self.known.chances(len(ids)).rest()
         if asked.deepest:
             self._measure(event.committed)
         self._forget(event.committed)

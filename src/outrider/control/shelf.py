@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from ..protocols import Drafter
 from .costs import CROWD, Costs
@@ -22,6 +23,7 @@ from .tally import Tally
 from .thought import Thought
 from .trees import Trees
 
+T = TypeVar("T")
 PRIORS = (0.6, 0.9, 0.9)
 """Chances that are believed before anything was seen: that a guess comes true, that one is offered, and that one is offered where
 those before it came true."""
@@ -32,6 +34,18 @@ class Chances:
 
     def __init__(self, positions: int) -> None:
         self.accept, self.offer, self.reach = (Rates(positions, prior) for prior in PRIORS)
+
+    def rest(self) -> None:
+        """A round that told nothing about anybody."""
+        for rates in (self.accept, self.offer, self.reach):
+            rates.rest()
+
+
+def apart(known: dict[bool, T], many: bool) -> T:
+    """What is known of many requests, or of few; at first what is known of the others."""
+    if many not in known:
+        known[many] = copy.deepcopy(known[not many])
+    return known[many]
 
 
 @dataclass(slots=True)
@@ -67,10 +81,9 @@ class Known:
         """Those in batches like one of this size. Few requests are given other guesses than many, wider ones or other drafters',
         and the last ones of many are those that wrote most slowly. What is known of the other kind is believed at first."""
         crowd = batch > CROWD
-        if crowd not in self._chances:
-            other = self._chances.get(not crowd)
-            self._chances[crowd] = Chances(self.positions) if other is None else copy.deepcopy(other)
-        return self._chances[crowd]
+        if not self._chances:
+            self._chances[crowd] = Chances(self.positions)
+        return apart(self._chances, crowd)
 
 
 @dataclass(slots=True)

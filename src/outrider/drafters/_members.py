@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from ..control.costs import Floats, bucket
 from ..control.limits import Shape
 from ..control.plan import Ints
 from ..control.rates import Rates, Track, estimate
+from ..control.shelf import apart
 from ..control.streaks import Streaks, Text, previews
 from ..control.tally import Tally
 from ..control.trees import STAYS, Trees
@@ -160,10 +160,8 @@ class Member:
 
     @property
     def _now(self) -> Learned:
-        """What is known of it in batches like this one, at first what is known of it in others."""
-        if self.many not in self.learned:
-            self.learned[self.many] = copy.deepcopy(self.learned[not self.many])
-        return self.learned[self.many]
+        """What is known of it in batches like this one."""
+        return apart(self.learned, self.many)
 
     @property
     def rates(self) -> Rates:

@@ -126,7 +126,8 @@ class Climbs:
         be done. What is roomier than need be is not played for ever."""
         if self._last is None:
             return False
-        made, longest, wanted = self._last[0], self._last[1] + further, self._last[2]
+        made, reach, wanted = self._last
+        longest = reach + further
         if not made.told or not self.replays.has(made.shape, made) or longest > made.shape.longest:
             return False
         if self.stage.book.take(requests) != [lane for lane, *_ in made.told]:
