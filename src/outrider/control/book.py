@@ -17,6 +17,9 @@ _TIDY = 256
 """Rounds between looks for requests that ended unseen (stopped by the user)."""
 PATIENCE = 8
 """Rounds of catching up in a row after which drafting time is booked all the same."""
+ENOUGH = 16
+"""Requests of a round with guesses that are learned from: of more, others each round. To book all of a crowd takes the host longer
+than the device takes to guess."""
 _NEVER = -(10**9)
 
 
@@ -128,7 +131,9 @@ class Book:
 
     def _learn(self, event: StepEvent, asked: Asked) -> None:
         """Who was offered guesses, and how many were right."""
-        drafted = [(self.state(c.request), c, d) for c, d in zip(event.committed, asked.depths, strict=True) if d and c.tokens]
+        items, turns = event.committed, -(-asked.drafted // ENOUGH)
+        drafted = [(items[b], d) for b, d in enumerate(asked.depths) if d][self.round % turns :: turns]
+        drafted = [(self.state(c.request), c, d) for c, d in drafted if c.tokens]
         chances = self.known.chances(len(event.committed))
         beliefs = chances.accept.beliefs(1)
         turned = sum(self._turn(s, c, beliefs) for s, c, _ in drafted)
