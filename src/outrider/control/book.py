@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Batch, Committed, Finish, Request, StepEvent
-from .costs import CROWD, bucket
+from .costs import CROWD, Costs, bucket
 from .plan import Ints, Load
 from .rates import OWN, Beliefs, Track, estimate, estimates, pull
 from .shelf import Known
@@ -18,8 +18,8 @@ _TIDY = 256
 PATIENCE = 8
 """Rounds of catching up in a row after which drafting time is booked all the same."""
 ENOUGH = 16
-"""Requests of a round with guesses that are learned from: of more, others each round. To book all of a crowd takes the host longer
-than the device takes to guess."""
+"""Requests of a round with guesses that are learned from: of more, others each round. To book all of a crowd takes the host
+longer than the device takes to guess."""
 _NEVER = -(10**9)
 
 
@@ -132,8 +132,8 @@ class Book:
     def _learn(self, event: StepEvent, asked: Asked) -> None:
         """Who was offered guesses, and how many were right."""
         items, turns = event.committed, -(-asked.drafted // ENOUGH)
-        drafted = [(items[b], d) for b, d in enumerate(asked.depths) if d][self.round % turns :: turns]
-        drafted = [(self.state(c.request), c, d) for c, d in drafted if c.tokens]
+        some = [(items[b], d) for b, d in enumerate(asked.depths) if d][self.round % turns :: turns]
+        drafted = [(self.state(c.request), c, d) for c, d in some if c.tokens]
         chances = self.known.chances(len(event.committed))
         beliefs = chances.accept.beliefs(1)
         turned = sum(self._turn(s, c, beliefs) for s, c, _ in drafted)
@@ -158,6 +158,24 @@ class Book:
         """Whether drafting in a round took what it takes: nobody had to catch up with the text, or somebody always has."""
         self.unsteady = 0 if asked.steady else self.unsteady + 1
         return asked.steady or self.unsteady >= PATIENCE
+
+    def without_probes(self, asked: Asked, items: Sequence[Committed], rows: int, costs: Costs) -> float:
+        """Seconds that a round of so many rows should have taken without its probes."""
+        others = [d for b, d in enumerate(asked.depths) if d and b not in asked.probes]
+        left, batch = rows - sum(items[b].drafted for b in asked.probes), len(items)
+        return costs.working(batch, left, len(others), max(others, default=0), asked.chain) + costs.other(batch)
+
+    def tried(self, asked: Asked, items: Sequence[Committed], paid: bool) -> bool:
+        """Who was only tried may be tried again at once if guesses were right, all of them in a batch, and `paid` for themselves;
+        whether anybody may."""
+        eager = False
+        for b in asked.probes:
+            item, state = items[b], self.states.get(items[b].request.id)
+            if state is not None:
+                right = item.accepted > 0 if len(items) == 1 else item.accepted == item.drafted > 0
+                state.eager = right and paid
+                eager = eager or state.eager
+        return eager
 
     def width(self, batch: int, most: float) -> float:
         """Rows of a level in batches like one of this size, of at most `most`, which is believed before anything was seen."""

@@ -289,6 +289,10 @@ class Costs:
         """Seconds that guesses to this depth for `drafted` of `batch` requests add beside their rows."""
         return self.draft(drafted, depth, chain) + self.wait(batch, depth, chain) if drafted else 0.0
 
+    def working(self, batch: int, rows: int, drafted: int, depth: int, chain: bool = False) -> float:
+        """Seconds of one pass and of guesses to this depth for `drafted` of `batch` requests."""
+        return self.plain(batch, rows, chain) + self.guessing(batch, drafted, depth, chain)
+
     @property
     def measured(self) -> bool:
         """Whether it is known what verifying takes, at least for some size."""

@@ -68,7 +68,8 @@ class Goodput:
         self._story = Story(self.name, clock)
         self._clock, self._last = clock, float("-inf")
         self._planned, self._keep, self._among = -SETTLED, REPLAN, frozenset[int]()
-        self._gain, self._plain_at, self._drafted_at, self._off, self._stale = 1.0, 0, 0, False, False
+        self._gain, self._plain_at, self._drafted_at = 1.0, 0, 0
+        self._off = self._stale = self._late = False
         self._load: Load | None = None
         self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
         self._size = self._width = self._plain = 0
@@ -100,13 +101,18 @@ class Goodput:
                 depths[b] = min(wish, most)
             self._story.count([depths[b] for b in free])
             self._off = self._off or (not most and not rests)
-            if not rests and not (self._prompts.near and self.overlaps):  # what a trial takes then, nobody can tell
+            if not rests and not self._waited_for:  # what a trial takes then, nobody can tell
                 probes = self._probe(batch, limits, depths)
             if any(depths):
                 self._drafted_at = self._book.round
             else:
                 self._plain_at = self._book.round
         return self._asked(batch, depths, probes)
+
+    @property
+    def _waited_for(self) -> bool:
+        """Whether the device has nothing to do until this round is launched, but will have for the next one."""
+        return self.overlaps and self._prompts.near
 
     def _grows(self, size: int) -> bool:
         """Whether a large batch has just become larger, and may go on so: guesses would keep those who come next waiting."""
@@ -136,6 +142,8 @@ class Goodput:
 
     def rest(self, batch: Batch) -> Budget:
         """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
+        if self._late:  # the device works meanwhile
+            self._plan(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))])
         self._plain, self._width = self._plain - 1, len(batch)
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
         self._judge.tick(len(batch))
@@ -260,13 +268,15 @@ class Goodput:
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
         settled = among == self._among and not self._book.turned and self._book.round - self._planned < self._keep
-        if settled:  # and so everybody was in the last plan
+        if settled or not who:  # everybody was in the last plan
             return
         states = [self._book.state(batch.requests[b]) for b in who]
-        begun, new = self._clock(), any(s.depth is None for s in states)
+        begun, new = self._clock(), self._late or any(s.depth is None for s in states)
         idle = self._thought.rests(bucket(len(batch)), self._load is not None and self._load.fresh)
-        if not self._thought.due(new, idle):
-            self._stale, self._off = self._stale or new, self._off or (idle and self._usual_depth is None)
+        due = self._thought.due(new, idle)
+        self._late = due and new and self._usual_depth is not None and self._waited_for  # it is planned in the device's time
+        if self._late or not due:
+            self._stale, self._off = self._stale or (new and not due), self._off or (idle and self._usual_depth is None)
             for state in states:
                 state.depth = self._usual_depth if state.depth is None else state.depth
             return
@@ -349,7 +359,7 @@ class Goodput:
             return frozenset()
         costs, size, rows = self.costs, len(batch), sum(batch.pending) + sum(depths)
         others, deepest, linear = sum(d > 0 for d in depths), max(depths), self._trees.linear
-        before = costs.plain(size, rows, linear) + costs.guessing(size, others, deepest, linear)
+        before = costs.working(size, rows, others, deepest, linear)
         b = min(due)[1]
         depth = limits[b][1] if self._paced and 1 < size <= FREE else self._stalls.least(size, limits[b][1])
         if size == 1:
@@ -367,32 +377,22 @@ class Goodput:
     def _trial(self, size: int, rows: int, drafted: tuple[int, int], depth: int, deepest: int = 0) -> float:
         """Seconds of a round in which, beside those who guess anyhow up to `deepest`, some more do: `drafted` says how many."""
         after, chain = rows + round(drafted[1] * depth * self._trees.now), self._trees.linear
-        return self.costs.plain(size, after, chain) + self.costs.guessing(size, sum(drafted), max(depth, deepest), chain)
+        return self.costs.working(size, after, sum(drafted), max(depth, deepest), chain)
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool, joined: bool) -> None:
         """Pay for probes, if there were any, what they took, less what they brought."""
         if not asked.probes:
             return
-        batch, items = len(event.committed), event.committed
-        others = [d for b, d in enumerate(asked.depths) if d and b not in asked.probes]
-        tokens = sum(len(item.tokens) for item in items)
-        won = sum(items[b].accepted for b in asked.probes)
-        rows = event.rows - sum(items[b].drafted for b in asked.probes)
-        guessing = self.costs.guessing(batch, len(others), max(others, default=0), asked.chain)
-        without = self.costs.plain(batch, rows, asked.chain) + guessing + self.costs.other(batch)
-        extra = wall - without
-        gain = won * without / max(1, tokens - won)
+        batch, tokens = len(event.committed), sum(len(item.tokens) for item in event.committed)
+        won = sum(event.committed[b].accepted for b in asked.probes)
+        without = self._book.without_probes(asked, event.committed, event.rows, self.costs)
+        extra, gain = wall - without, won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch, joined)
         if batch == 1:
             self._lookout.saw(won > 0, min(wall, ODD * without), tokens * without)
             if self._off and self._lookout.stays:
                 self._again()
-        for b in asked.probes:
-            state, item = self._book.states.get(items[b].request.id), items[b]
-            if state is not None:
-                won_enough = item.accepted > 0 if batch == 1 else item.accepted == item.drafted > 0
-                state.eager = won_enough and gain >= extra
-                self._eager = self._eager or state.eager
+        self._eager = self._book.tried(asked, event.committed, gain >= extra) or self._eager
 
     def _book_drafting(self, asked: Asked, seconds: float) -> None:
         known, costs, shape = self._book.caught_up(asked), self.costs, (asked.drafted, asked.deepest)
