@@ -47,7 +47,7 @@ REFERENCE = 0.005
 FEW = 4
 """Plain rounds in a row that tell what they take, launched ahead; and rounds in a row that may be stalls."""
 FEWER = 8
-"""While nobody is given guesses, a plan is made anew if the batch has become larger or smaller by one part in so many."""
+"""A plan stands until a batch has become smaller by one part in so many; while it gives nobody guesses, or larger."""
 
 
 class Goodput:
@@ -267,7 +267,8 @@ class Goodput:
         """Give every request that may look ahead a depth, anew or as before."""
         who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
-        settled = among == self._among and not self._book.turned and self._book.round - self._planned < self._keep
+        alike = among <= self._among and len(self._among - among) * FEWER < max(FEWER, len(self._among))
+        settled = alike and not self._book.turned and self._book.round - self._planned < self._keep
         if settled or not who:  # everybody was in the last plan
             return
         states = [self._book.state(batch.requests[b]) for b in who]
@@ -282,8 +283,7 @@ class Goodput:
             return
         self._book.turned = False
         planner = self._trees.choose(self._measure(batch, [limits[b] for b in who], who), self.costs)
-        load = planner.load
-        plan = self._best(planner)
+        load, plan = planner.load, self._best(planner)
         if not new or (self.costs.tried and not any(s.depth for s in states)):
             kept = np.array([min(limits[b][1], max(limits[b][0], s.depth or 0)) for b, s in zip(who, states, strict=True)])
             kept = np.maximum(load.low, np.minimum(kept, self._stalls.within(len(batch), int(kept.max(initial=0)))))

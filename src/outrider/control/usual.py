@@ -29,7 +29,7 @@ class Usual:
 
     def _read(self, now: int, batch: int, drafted: int | None, most: int, chain: bool) -> Floats:
         """Of passes by rows (`drafted` is None), or of all beside them by levels."""
-        kind = batch, drafted, max(LEAST, 1 << most.bit_length()), chain
+        kind = _coarse(batch), drafted and _coarse(drafted), max(LEAST, 1 << most.bit_length()), chain
         told, seconds = self._told.get(kind, (now - LATELY, None))
         if seconds is None or not 0 <= now - told < LATELY:  # rounds may be counted anew
             if len(self._told) >= MOST:
@@ -44,3 +44,9 @@ class Usual:
             return costs.verify(batch, sizes, chain)
         guessing = costs.drafts(drafted, sizes, chain) + costs.waits(batch, sizes, chain) if drafted else np.zeros(count)
         return guessing + costs.other(batch)
+
+
+def _coarse(count: int) -> int:
+    """Of a crowd, whose size changes every few rounds, a size a little larger: eight to an octave, as those of `Costs`."""
+    step = 1 << max(0, count.bit_length() - 4)
+    return -(-count // step) * step
