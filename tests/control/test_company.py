@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -12,10 +14,13 @@ from outrider.bench import simulate
 from outrider.bench.simulate import LONG, Asks, Clock, Simulation, World, laptop, overlapped
 from outrider.config import SamplingParams
 from outrider.control import Foresight, Goodput
-from outrider.control.book import Asked
+from outrider.control.book import ENOUGH, Asked
 from outrider.control.costs import bucket
+from outrider.control.goodput import FEWER
 from outrider.control.judge import Judge
-from outrider.types import NONE, Committed, Finish, StepEvent
+from outrider.control.plan import Load
+from outrider.control.rates import Rates, Track
+from outrider.types import NONE, Batch, Committed, Finish, StepEvent
 
 from .test_cards import card
 
@@ -182,3 +187,56 @@ def test_guesses_are_judged_even_where_every_round_waits_for_prompts() -> None:
     for _ in range(400):
         read_prompts(run)
     assert sum(r.depth > 0 for r in run.rounds[-200:]) <= 30
+
+
+def test_of_a_crowd_some_are_learned_from_in_a_round_and_all_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, learn = list[int](), Rates.learn
+
+    def counted(self: Rates, round_: Iterable[tuple[Track, int, int]]) -> None:
+        some = list(round_)
+        sizes.append(len(some))
+        learn(self, some)
+
+    monkeypatch.setattr(Rates, "learn", counted)
+    controller = Goodput(Asks(DEPTH, DEPTH), Clock())
+    run = among(on_a_card(64, 0.8), controller, 1, (FREE,) * 64)
+    rounds = run.run(200)
+    assert max(sizes) == ENOUGH and sizes.count(ENOUGH) > len(sizes) / 2
+    ages = [controller._book.state(r).accept.age for r in run._batch.requests]
+    assert min(ages) > 200 * ENOUGH / 64 / 2 and max(ages) < 200 * ENOUGH / 64 * 2
+    assert simulate.against_plain(rounds[100:], 64) >= 1.2
+
+
+@pytest.mark.parametrize(("size", "gone", "anew"), [(64, 4, False), (64, 64 // FEWER, True), (8, 1, True)])
+def test_a_plan_stands_while_few_of_a_crowd_leave(size: int, gone: int, anew: bool) -> None:
+    controller = Goodput(Asks(DEPTH, DEPTH), Clock())
+    run = among(on_a_card(size, 0.8), controller, 1, (FREE,) * size)
+    run.run(300)
+    made = controller._planned
+    while controller._planned == made:
+        run.run(1)
+    made, left, batch = controller._planned, size - gone, run._batch
+    controller._thought.lived(1.0)  # it has been long enough
+    run._batch = Batch(batch.requests[:left], (1,) * left, (True,) * left, (64,) * left)
+    controller.budget(run._batch)
+    assert (controller._planned > made) == anew and controller._usual_depth
+
+
+@pytest.mark.parametrize(("chance", "guesses"), [(0.85, True), (0.02, False)])
+def test_newcomers_are_planned_for_while_the_device_works(chance: float, guesses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then they have what most had: the first round after a prompt waits for the host."""
+    controller = Goodput(Asks(DEPTH, DEPTH), Clock())
+    controller.overlaps, measure, ahead = True, Goodput._measure, list[bool]()
+
+    def noted(self: Goodput, batch: Batch, *rest: Any) -> Load:
+        ahead.append(not self._waited_for)
+        return measure(self, batch, *rest)
+
+    among(on_a_card(2, chance), controller, 1, (FREE,) * 2).run(400)
+    monkeypatch.setattr(Goodput, "_measure", noted)
+    controller._thought.lived(1.0)
+    run = among(on_a_card(2, chance), controller, 2, (FREE,) * 2)
+    read_prompts(run)
+    assert not ahead and controller._late and (run.rounds[-1].depth > 0) == guesses
+    run.run(2)
+    assert ahead == [True] and not controller._late, "in the round after it"

@@ -53,3 +53,14 @@ def test_kinds_of_rounds_are_forgotten_in_time() -> None:
     for batch in range(1, 3 * MOST):
         usual.seconds(0, batch, batch)
     assert len(usual._told) <= MOST
+
+
+def test_crowds_a_little_apart_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their size changes every few rounds. None is taken for a smaller one, whose plain rounds have fewer rows."""
+    asked = list[int]()
+    verify = Costs.verify
+    monkeypatch.setattr(Costs, "verify", lambda self, batch, *rest: asked.append(batch) or verify(self, batch, *rest))
+    usual = Usual(costs())
+    for batch in (*range(1, 17), *range(57, 64)):
+        usual.seconds(0, batch, batch)
+    assert asked == [*range(1, 17), 60, 64]

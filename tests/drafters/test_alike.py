@@ -82,13 +82,12 @@ def test_after_two_rounds_alike_some_go_on() -> None:
     alike, member, budget = Alike(), Member(registry.parse("suffix"), 0), Budget((3,), (3,))
     some = replace(batch(1), blind=True)
     like = Like(some.requests, budget, member, budget)
-    for _ in range(3):
-        for _ in range(2):
+    for looked_at in (2, 1, 1):
+        for _ in range(looked_at):
             assert alike.again(some, budget) is None
             alike.note(like)
         for _ in range(LIGHT):
             assert alike.again(some, budget) is like
-    alike.note(like)
     alike.note(Like(some.requests, budget, member, Budget((2,), (2,))))
     assert alike.again(some, budget) is None, "another one was asked for"
     alike.note(like)
@@ -105,11 +104,16 @@ def test_most_rounds_launched_ahead_are_told_to_the_model_alone(count: int) -> N
     made, some = beside(model), batch(count)
     found = ahead(made, some, 80)
     assert model.shown == 80 and all(g.tokens[0].tolist() == [5, 6] for g in found)
-    assert made.members[1].rates.common.lately.tests[0] > 6, "one round in twelve and those before are learned"
+    assert made.members[1].rates.common.lately.tests[0] > 6, "one round in eleven and those before are learned"
     record = made.members[1].record(some.requests[0])
     assert 0 < record.accepted == pytest.approx(record.promised / 2), "what is learned is so"
+    told = list[int]()
+    book = made.members[1].book
+    made.members[1].book = lambda request, *what: told.append(what[0]) or book(request, *what)  # type: ignore[method-assign]
     went = light(made, some, 48)
-    assert 28 <= sum(went) <= 36 and not all(went[-16:]), "and now and then all is"
+    assert 36 <= sum(went) <= 40 and not all(went[-11:]), "and now and then all is"
+    assert count * (48 - sum(went)) - count <= len(told) <= count * (49 - sum(went)), "of each of those what became of it"
+    assert set(told[count:]) == {2}
 
 
 def test_now_and_then_a_level_more_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """Rounds of a panel that go on as the ones before them: the same model guesses as it did, launched ahead of what it brings.
 
 Looking at what became of guesses takes the host longer than asking for them, and all that it does in a round should fit into the
-device's time for one. So of two such rounds in a row everything is learned, and of some that follow nothing: what a text is like
-is seen as well from one round in a few.
+device's time for one. So once two such rounds in a row were alike, of some that follow nothing is learned, then of one all: what
+a text is like is seen as well from one round in a few.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from ..types import Batch, Budget, Request
 from ._members import Member
 
 LIGHT = 10
-"""Rounds of which nothing is learned, after two of which all is: of the first it is known what became of it when the second was
-launched."""
+"""Rounds of which nothing is learned, after two in a row that were alike, or one like those before it."""
 
 
 class Like(NamedTuple):
@@ -51,5 +50,5 @@ class Alike:
         like = self._last
         if like is None or not self._left or not batch.blind or batch.requests is not like.requests or budget != like.budget:
             return None
-        self._left, self._learned = self._left - 1, 0
+        self._left, self._learned = self._left - 1, 1
         return like

@@ -124,7 +124,7 @@ class Panel(Drafter):
 
     def _gone_on(self, batch: Batch, member: Member, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """What became of it only the member is told."""
-        self._ledger.skip(batch.requests)
+        self._ledger.pause(batch.requests)
         whole = member.made(proposal)
         seen = brief(batch, member, whole, verdict) if member.drafter.needs.features else verdict
         self._show(member, batch, whole, seen, scores)

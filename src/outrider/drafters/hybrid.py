@@ -182,7 +182,8 @@ class Hybrid(Panel):
         self._settle(batch)
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
         self._beats.made(time.perf_counter(), len(batch), sum(batch.pending) + sum(whole.widths), self._device)
-        self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
+        if self._rounds % _DEEPER:  # after which all goes on as before
+            self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
