@@ -355,3 +355,20 @@ def test_rounds_launched_ahead_are_left_for_more_than_what_keeps_from_them(monke
 
     little, more, most = ((HOPED + by) * usual - 1 for by in (-0.01, TOLL / 2, TOLL + 0.01))
     assert [ahead(p) for p in (more, little, more, most, more, little)] == [False, True, True, False, False, True]
+
+
+@pytest.mark.parametrize(("captured", "rule"), [(True, "coupled"), (False, "coupled"), (True, "rejection")])
+def test_a_prompt_is_looked_at_in_the_time_of_the_first_guesses(captured: bool, rule: str) -> None:
+    """Of a model whose replays nobody waits for; where a rule forbids that time decides, lookups are asked as ever."""
+    made = started(registry.parse("suffix"), Model("model", [5, 6, 7]))
+    made.members[1].replayed = captured
+    request = tiny.request([2, 3, 4, 8, 9] * 6, SamplingParams(max_tokens=20), rule=rule)
+    some = Batch((request,), (1,), (True,), (20,))
+    looked, preview = list[int](), made.members[0].drafter.propose
+    made.members[0].drafter.propose = lambda *what: looked.append(1) or preview(*what)  # type: ignore[method-assign]
+    request.tokens.append(2)
+    for number in range(2):
+        guess = made.propose(some, Budget((made.depth,), (made.nodes,)))
+        assert bool(looked) == (number == 1 or not captured or rule != "coupled") and guess.columns
+        made.observe(some, guess, outcome(guess, [0]), scores(guess))
+        request.tokens.append(3)

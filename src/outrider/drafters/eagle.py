@@ -184,7 +184,7 @@ class Eagle(Drafter):
         requests = batch.requests if whole else tuple(batch.requests[b] for b in members)
         if not members or not climbs.room(requests):
             return None
-        self._catch_up([(r, missing(r) - 1, _FEW - 1) for r in requests if not self._follows(r)])
+        self._catch_up([(r, missing(r) - 1, climbs.reads(len(requests)) - 1) for r in requests if not self._follows(r)])
         self._kv.pay(requests)
         chain = climbs.width == 1 or all(budget.nodes[b] <= budget.depth[b] for b in members)
         asked = [self._asked(batch, b, budget, chain) for b in members]
@@ -217,7 +217,7 @@ class Eagle(Drafter):
         return self._lags is not None and request in self._lags
 
     def _unread(self, request: Request) -> Tensor:
-        """States `[n, W]` of the last known tokens, row after row: of all that have no KV, at most `_FEW`, at least one."""
+        """States `[n, W]` of the last known tokens, row after row: of all that have no KV, at least one."""
         past, end = self._pasts[request.id], missing(request)
         states = past.rows(min(past.computed, end - 1), end)
         assert states is not None

@@ -193,7 +193,9 @@ class Hybrid(Panel):
             return self._shared(batch, budget)
         best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
         self._parts, none, told = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
-        unseen = batch.blind or crowd  # what there is to look up is not known, or not looked at
+        begun = all(len(r.tokens) == r.prompt_len + 1 for r in batch.requests) and any(m.replayed for m in self.members)
+        # What there is to look up is not known, or not looked at, or will be in the time of the first guesses.
+        unseen = batch.blind or crowd or (begun and not named)
         for member in self.members:
             if member.reason is not None or (unseen and member.lookup):
                 continue

@@ -25,6 +25,9 @@ from .rows import Rows, tiles_of
 
 FRESH = (8, 16, 48)
 """Tokens to be read per request, at most: in the round after one with so many guesses, and after many plain ones."""
+READS, FEW = (FRESH[-1], 256), 8
+"""The same where nothing is guessed; the latter, for few requests, are most prompts: launch by launch it takes far longer to read
+them."""
 
 
 class Shape(NamedTuple):
@@ -72,6 +75,10 @@ class Climbs:
         """Levels whose fed nodes, which lie behind the known tokens but the last, find room where there is some for so many."""
         return (room + 1) // (1 if chain else self.width) + 1
 
+    def reads(self, requests: int) -> int:
+        """How many tokens the host may know of, of each of so many requests, to be read by a replay."""
+        return READS[requests <= FEW]
+
     def widths(self, asked: Sequence[Asked], chain: bool) -> tuple[int, ...]:
         """Host bounds of how many guesses there are."""
         width = 1 if chain else self.width
@@ -102,7 +109,7 @@ class Climbs:
 
     def read(self, requests: Sequence[Request], asked: Sequence[Asked]) -> bool:
         """Make KV of all that is unread, and no guesses; whether it could be done."""
-        return self._play(requests, asked, FRESH[-1], 1, Reading) is not None
+        return self._play(requests, asked, bucket(max(a.unread for a in asked), READS), 1, Reading) is not None
 
     def _play(
         self, requests: Sequence[Request], asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
