@@ -179,10 +179,11 @@ class Rehearsal:
             self.engine.ground()
 
     def _begin(self, requests: Sequence[Request]) -> bool:
-        """Prompts, and what is done once after them; whether everybody goes on."""
-        self.drill.deaf, left = True, SETTLING
-        while left and self._round(requests, CALM):
-            left -= all(r.computed >= r.prompt_len for r in requests)
+        """Prompts, and what is done once after them: a first guess may read all of one. Whether everybody goes on."""
+        self.drill.deaf, left, scene = True, SETTLING, CALM
+        while left and self._round(requests, scene):
+            if all(r.computed >= r.prompt_len for r in requests):
+                left, scene = left - 1, Scene(1, self.drill.widths[0], 1)
         return not left
 
     def _round(self, requests: Sequence[Request], scene: Scene) -> bool:

@@ -372,3 +372,14 @@ def test_a_prompt_is_looked_at_in_the_time_of_the_first_guesses(captured: bool, 
         assert bool(looked) == (number == 1 or not captured or rule != "coupled") and guess.columns
         made.observe(some, guess, outcome(guess, [0]), scores(guess))
         request.tokens.append(3)
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_a_model_that_has_no_first_guess_keeps_nobody_from_looking(off: bool) -> None:
+    made = started(registry.parse("suffix"), Model("model", []))
+    made.members[1].replayed, made.members[1].reason = True, "it failed" if off else None
+    request = tiny.request([2, 3, 4, 8, 9] * 6, SamplingParams(max_tokens=20))
+    some = Batch((request,), (1,), (True,), (20,))
+    request.tokens.append(2)
+    guess = made.propose(some, Budget((made.depth,), (made.nodes,)))
+    assert guess.widths[0] and set(guess.source[0, : guess.widths[0]].tolist()) == {0}

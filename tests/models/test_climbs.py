@@ -198,6 +198,24 @@ def test_preempted_requests() -> None:
         assert paths(plain, b) == paths(replayed, c)
 
 
+@pytest.mark.parametrize(
+    ("lengths", "rows"), [((40,), 48), ((60,), 64), ((64,), 64), ((70,), 64), ((70, 20), 64), ((60,) * (climbs.FEW + 1), 48)]
+)
+def test_a_prompt_is_read_by_one_replay(lengths: tuple[int, ...], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it, or the end of one that is longer; of many requests less, together."""
+    monkeypatch.setattr(climbs, "READS", (48, 64))
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+    def serve(drafter: Drafter) -> None:
+        prompts = [tiny.prompts(1, i, n, n)[0] for i, n in enumerate(lengths)]
+        World(decoder("llama", True, layers=3)).serve(drafter, [tiny.request(p, params, limit=200) for p in prompts])
+
+    twice = Twice(lambda: heads.eagle(width=2, depth=3, nodes=6)).run(serve)
+    twice.same()
+    own = twice.captured.drafter.climbs
+    assert own is not None and {shape.fresh for shape in own.replays._made if shape.kind is climbs.Reading} == {rows}
+
+
 def test_a_tree_too_wide_for_its_room_is_less_deep() -> None:
     """What is in the ring can be read by captured guesses alone, which must then fit into the memory there is."""
     params = replace(OPTIONS["greedy"], ignore_eos=True)

@@ -18,8 +18,8 @@ _TIDY = 256
 PATIENCE = 8
 """Rounds of catching up in a row after which drafting time is booked all the same."""
 ENOUGH = 16
-"""Requests of a round with guesses that are learned from: of more, others each round. To book all of a crowd takes the host
-longer than the device takes to guess."""
+"""Requests of a round with guesses that are learned from, beside those that are only tried: of more, others each round. To book
+all of a crowd takes the host longer than the device takes to guess."""
 _NEVER = -(10**9)
 
 
@@ -71,13 +71,14 @@ class Asked:
 class Book:
     """Records by request, on top of what is known already. Budgets and events are matched by who took part, in order, so that
     rounds may be in flight. `turned`: a text has turned since somebody last looked; `going`: the last round has guesses;
-    `unsteady`: rounds in a row in which somebody caught up with the text."""
+    `unsteady`: rounds in a row in which somebody caught up with the text; `turn`: rounds that were learned from."""
 
     known: Known
     round: int = 0
     turned: bool = False
     going: bool = False
     unsteady: int = 0
+    turn: int = 0
     states: dict[int, State] = field(default_factory=dict)
     open: deque[Asked] = field(default_factory=lambda: deque[Asked](maxlen=8))
 
@@ -132,18 +133,20 @@ class Book:
     def _learn(self, event: StepEvent, asked: Asked) -> None:
         """Who was offered guesses, and how many were right."""
         items, turns = event.committed, -(-asked.drafted // ENOUGH)
-        some = [(items[b], d) for b, d in enumerate(asked.depths) if d][self.round % turns :: turns]
-        drafted = [(self.state(c.request), c, d) for c, d in some if c.tokens]
+        self.turn += 1
+        some = enumerate(b for b, depth in enumerate(asked.depths) if depth)
+        chosen = [b for i, b in some if i % turns == self.turn % turns or b in asked.probes]
+        drafted = [(self.state(items[b].request), items[b], asked.depths[b]) for b in chosen if items[b].tokens]
         chances = self.known.chances(len(event.committed))
         beliefs = chances.accept.beliefs(1)
         turned = sum(self._turn(s, c, beliefs) for s, c, _ in drafted)
         self.turned = self.turned or turned > 0
         if turned:
             chances.accept.doubt(turned / len(drafted))
-        chances.accept.learn((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted)
+        chances.accept.learn(((s.accept, c.accepted, len(c.offered_at)) for s, c, _ in drafted), turns)
         whole = [(s, c, d, len(c.offered_at)) for s, c, d in drafted if c.finish is Finish.RUNNING]
-        chances.offer.learn((s.offer, n, d) for s, _, d, n in whole)
-        chances.reach.learn((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole)
+        chances.offer.learn(((s.offer, n, d) for s, _, d, n in whole), turns)
+        chances.reach.learn(((s.reach, min(c.accepted + 1, n), min(c.accepted + 1, d)) for s, c, d, n in whole), turns)
 
     def _measure(self, items: Sequence[Committed]) -> None:
         """How many rows a level of guesses has had lately."""

@@ -74,10 +74,9 @@ class Goodput:
         self._plain_sizes, self._referenced = self.known.plain, self.known.referenced
         self._size = self._width = self._plain = 0
         self._usual_depth: int | None = None
-        self._thought = self.known.thought
         self.overlaps, self._eager = False, False
         self._judge, self._lookout, self._watches, self._spikes = self.known.judge, Lookout(), False, 0
-        self._usual = Usual(self.costs)
+        self._usual, self._thought = Usual(self.costs), self.known.thought
         self._before: Asked | None = None
         self._longer, self._given_up = 0.0, False
         self._prompts = Prompts()
@@ -265,17 +264,18 @@ class Goodput:
 
     def _plan(self, batch: Batch, limits: list[tuple[int, int]]) -> None:
         """Give every request that may look ahead a depth, anew or as before."""
-        who = [b for b, (_, high) in enumerate(limits) if high]
+        (held, self._late), who = (self._late, False), [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
         alike = among <= self._among and len(self._among - among) * FEWER < max(FEWER, len(self._among))
         settled = alike and not self._book.turned and self._book.round - self._planned < self._keep
         if settled or not who:  # everybody was in the last plan
             return
         states = [self._book.state(batch.requests[b]) for b in who]
-        begun, new = self._clock(), self._late or any(s.depth is None for s in states)
+        begun, new = self._clock(), held or any(s.depth is None for s in states)
         idle = self._thought.rests(bucket(len(batch)), self._load is not None and self._load.fresh)
         due = self._thought.due(new, idle)
-        self._late = due and new and self._usual_depth is not None and self._waited_for  # it is planned in the device's time
+        idles = self._waited_for and not self._book.open  # it is planned in the device's time, at the latest in the next round
+        self._late = due and new and idles and not held and self._usual_depth is not None
         if self._late or not due:
             self._stale, self._off = self._stale or (new and not due), self._off or (idle and self._usual_depth is None)
             for state in states:

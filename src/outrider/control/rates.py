@@ -133,13 +133,13 @@ class Rates:
         """A new request's record."""
         return Track.empty(self.positions)
 
-    def learn(self, round_: Iterable[tuple[Track, int, int]]) -> None:
+    def learn(self, round_: Iterable[tuple[Track, int, int]], rounds: int = 1) -> None:
         """One round's outcomes: `(record, hits, tested)`; of `tested` positions the first `hits` succeeded, the next one (if
-        there is one) failed, and what comes after was not put to the test."""
+        there is one) failed, and what comes after was not put to the test. It stands for so many `rounds` of these requests."""
         seen, won, new, good = ([0] * self.positions for _ in range(4))
         for own, hits, tested in round_:
             early = own.age < EARLY
-            own.age += tested > 0
+            own.age += rounds if tested else 0
             for i in range(min(tested, hits + 1, self.positions)):
                 hit = i < hits
                 own.tests[i] = OWN * own.tests[i] + 1.0

@@ -105,6 +105,11 @@ class Panel(Drafter):
             member.stands.pop(request.id, None)
             self._forget(member, request)
 
+    def _begins(self, batch: Batch) -> bool:
+        """Whether all have just begun to write, beside a model whose guesses leave time to look at prompts."""
+        first = all(len(r.tokens) == r.prompt_len + 1 for r in batch.requests)
+        return first and any(m.replayed and m.reason is None for m in self.members)
+
     def _go_on(self, batch: Batch, budget: Budget) -> Proposal | None:
         """The guesses of a round that goes on as the one before; None where it does not, or has to be looked at after all."""
         like = self._alike.again(batch, budget)
@@ -117,7 +122,7 @@ class Panel(Drafter):
             sound = False
         if not sound:
             return None
-        self._light = like.member
+        self._light, like.member.levels = like.member, like.levels
         self._beats.pause()
         self._settle(batch)
         return like.member.signed(part)
@@ -137,7 +142,7 @@ class Panel(Drafter):
             return None
         if any(type(m.drafter).observe is not Drafter.observe for m in others):
             return None
-        return Like(batch.requests, budget, solo, self._asked)
+        return Like(batch.requests, budget, solo, self._asked, solo.levels)
 
     def _ask(self, member: Member, batch: Batch, budget: Budget) -> tuple[Proposal | None, float]:
         """A member's guesses, if they are sound, and the seconds they took."""

@@ -182,8 +182,8 @@ class Hybrid(Panel):
         self._settle(batch)
         whole = (self._merged if self.merge else self._cascade)(batch, budget)
         self._beats.made(time.perf_counter(), len(batch), sum(batch.pending) + sum(whole.widths), self._device)
-        if self._rounds % _DEEPER:  # after which all goes on as before
-            self._alike.note(None if self._solo == NONE else self._like(batch, budget, self.members[self._solo]))
+        like = None if self._solo == NONE else self._like(batch, budget, self.members[self._solo])
+        self._alike.note(like, tried=self._rounds % _DEEPER == 0)
         return whole
 
     def _cascade(self, batch: Batch, budget: Budget) -> Proposal:
@@ -193,11 +193,10 @@ class Hybrid(Panel):
             return self._shared(batch, budget)
         best, value, spent = [NONE] * len(batch), [0.0] * len(batch), 0.0
         self._parts, none, told = {}, [0] * len(batch), [set[int]() for _ in batch.requests]
-        begun = all(len(r.tokens) == r.prompt_len + 1 for r in batch.requests) and any(m.replayed for m in self.members)
-        # What there is to look up is not known, or not looked at, or will be in the time of the first guesses.
-        unseen = batch.blind or crowd or (begun and not named)
-        for member in self.members:
-            if member.reason is not None or (unseen and member.lookup):
+        unseen = batch.blind or crowd  # what there is to look up is not known, or not looked at
+        begun = not named and self._begins(batch)
+        for member in sorted(self.members, key=lambda m: m.lookup) if begun else self.members:
+            if member.reason is not None or (member.lookup and (unseen or (begun and any(c != NONE for c in best)))):
                 continue
             hands = [
                 Hand(v, 0 if c == NONE else self._parts[c].widths[b], spent)

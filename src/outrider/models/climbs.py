@@ -25,7 +25,7 @@ from .rows import Rows, tiles_of
 
 FRESH = (8, 16, 48)
 """Tokens to be read per request, at most: in the round after one with so many guesses, and after many plain ones."""
-READS, FEW = (FRESH[-1], 256), 8
+READS, FEW = (FRESH[-1], 256), 4
 """The same where nothing is guessed; the latter, for few requests, are most prompts: launch by launch it takes far longer to read
 them."""
 
@@ -115,7 +115,8 @@ class Climbs:
         self, requests: Sequence[Request], asked: Sequence[Asked], fresh: int | None, depth: int, kind: type[Climb]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         self._last = None  # which would keep the memory of all graphs, if that were needed now
-        reach = max(len(r.tokens) + r.flying for r in requests) + max(a.unread for a in asked) + depth
+        lag = max((a.unread for a in asked if a.states is None), default=0)
+        reach = max(len(r.tokens) + r.flying for r in requests) + lag + depth
         longest = bucket(reach, LENGTHS)
         count = bucket(len(requests), GUESSING)
         if fresh is None or longest is None or count is None:
