@@ -35,7 +35,7 @@ from .trees import Trees
 from .usual import Usual
 
 REPLAN, SETTLED = 3, 12
-"""Rounds a plan is kept, if nobody comes or goes and no text turns: at first, and when it was confirmed again and again."""
+"""Rounds a plan is kept, if nobody comes, few go and no text turns: at first, and when it was confirmed again and again."""
 BETTER = 1.02
 """A new plan must promise this much more than the old one ..."""
 SURE = 1.03
