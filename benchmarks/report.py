@@ -105,7 +105,7 @@ def speeds(machines: list[list[dict[str, Any]]]) -> str:
         "",
         "Speed-up over plain decoding beside it, one request at a time, prompts included (`outrider bench`); differences of a "
         "few percent are noise. `auto` takes what comes with the package for this model: suffix lookup together with "
-        "the EAGLE head, on both kinds of machine. On a GPU the better one alone may be quicker, as the second table shows.",
+        "the EAGLE head, on both kinds of machine.",
     ]
     for found in machines:
         lines += race(found)

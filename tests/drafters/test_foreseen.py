@@ -364,8 +364,8 @@ def test_a_prompt_is_looked_at_in_the_time_of_the_first_guesses(captured: bool, 
     made.members[1].replayed = captured
     request = tiny.request([2, 3, 4, 8, 9] * 6, SamplingParams(max_tokens=20), rule=rule)
     some = Batch((request,), (1,), (True,), (20,))
-    looked, preview = list[int](), made.members[0].drafter.propose
-    made.members[0].drafter.propose = lambda *what: looked.append(1) or preview(*what)  # type: ignore[method-assign]
+    looked, propose = list[int](), made.members[0].drafter.propose
+    made.members[0].drafter.propose = lambda *what: looked.append(1) or propose(*what)  # type: ignore[method-assign]
     request.tokens.append(2)
     for number in range(2):
         guess = made.propose(some, Budget((made.depth,), (made.nodes,)))

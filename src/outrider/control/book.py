@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..types import Batch, Committed, Finish, Request, StepEvent
-from .costs import CROWD, Costs, bucket
+from .costs import CROWD, bucket
 from .plan import Ints, Load
 from .rates import OWN, Beliefs, Track, estimate, estimates, pull
 from .shelf import Known
@@ -162,10 +162,10 @@ class Book:
         self.unsteady = 0 if asked.steady else self.unsteady + 1
         return asked.steady or self.unsteady >= PATIENCE
 
-    def without_probes(self, asked: Asked, items: Sequence[Committed], rows: int, costs: Costs) -> float:
+    def without_probes(self, asked: Asked, items: Sequence[Committed], rows: int) -> float:
         """Seconds that a round of so many rows should have taken without its probes."""
         others = [d for b, d in enumerate(asked.depths) if d and b not in asked.probes]
-        left, batch = rows - sum(items[b].drafted for b in asked.probes), len(items)
+        left, batch, costs = rows - sum(items[b].drafted for b in asked.probes), len(items), self.known.costs
         return costs.working(batch, left, len(others), max(others, default=0), asked.chain) + costs.other(batch)
 
     def tried(self, asked: Asked, items: Sequence[Committed], paid: bool) -> bool:

@@ -63,12 +63,12 @@ def frequent(values: Sequence[float]) -> float:
     return sum(few) / len(few)
 
 
-def grain(size: int) -> int:
-    """Sizes that share a cell: exact up to 16, then eight to an octave."""
+def grain(size: int, up: bool = False) -> int:
+    """Sizes that share a cell: exact up to 16, then eight to an octave, the nearest or (`up`) the next."""
     if size <= 16:
         return size
     step = 1 << (size.bit_length() - 4)
-    return (size + step // 2) // step * step
+    return (size + (step - 1 if up else step // 2)) // step * step
 
 
 def bucket(batch: int) -> int:

@@ -24,7 +24,7 @@ from .costs import CROWD, bucket
 from .fees import Fee
 from .goodput import Goodput
 from .judge import MANY as JUDGED
-from .limits import bounds, is_open
+from .limits import all_bounds, is_open
 from .plan import limits as depths_worth
 from .probes import SPARSE
 from .shelf import Known
@@ -97,7 +97,7 @@ class Foresight(Goodput):
     def budget(self, batch: Batch) -> Budget:
         """Guesses where they are there and pay."""
         self._batch = batch
-        limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
+        limits = all_bounds(batch, self._shape.depth)
         free = [b for b, (_, high) in enumerate(limits) if high]
         self._sees = self._able and self._there(len(batch)) > 0 and not any(low for low, _ in limits) and bool(free or self._sees)
         if not self._sees:
@@ -183,7 +183,7 @@ class Foresight(Goodput):
             return
         batch, self._wakes = self._batch, False
         if batch is not None and self._able and not self._judge.rests(len(batch)):
-            limits = [bounds(batch, b, self._shape.depth) for b in range(len(batch))]
+            limits = all_bounds(batch, self._shape.depth)
             self._wakes = any(self._depths(batch, limits)) if turns == 1 else self._promises(batch, limits)
         self._read += 1
         if self._read % FRESH == 0:

@@ -21,7 +21,7 @@ from .book import Asked, Book
 from .costs import CROWD, bucket
 from .cut import shorten
 from .judge import ODD
-from .limits import Shape, bounds
+from .limits import Shape, all_bounds
 from .lookout import Lookout
 from .plan import FREE, Load, Plan, Planner
 from .plan import limits as depths_worth
@@ -84,7 +84,7 @@ class Goodput:
 
     def budget(self, batch: Batch) -> Budget:
         """The look-ahead of this round, from the rounds before."""
-        return self._within(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))])
+        return self._within(batch, all_bounds(batch, self._shape.depth))
 
     def _within(self, batch: Batch, limits: list[tuple[int, int]]) -> Budget:
         """The same, between least and most look-ahead of every request."""
@@ -110,7 +110,7 @@ class Goodput:
 
     @property
     def _waited_for(self) -> bool:
-        """Whether the device has nothing to do until this round is launched, but will have for the next one."""
+        """Whether the last round that was told read prompts: the device has nothing to do until the first one after it comes."""
         return self.overlaps and self._prompts.near
 
     def _grows(self, size: int) -> bool:
@@ -142,7 +142,7 @@ class Goodput:
     def rest(self, batch: Batch) -> Budget:
         """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
         if self._late:  # the device works meanwhile
-            self._plan(batch, [bounds(batch, b, self._shape.depth) for b in range(len(batch))])
+            self._plan(batch, all_bounds(batch, self._shape.depth))
         self._plain, self._width = self._plain - 1, len(batch)
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
         self._judge.tick(len(batch))
@@ -264,7 +264,8 @@ class Goodput:
 
     def _plan(self, batch: Batch, limits: list[tuple[int, int]]) -> None:
         """Give every request that may look ahead a depth, anew or as before."""
-        (held, self._late), who = (self._late, False), [b for b, (_, high) in enumerate(limits) if high]
+        held, self._late = self._late, False
+        who = [b for b, (_, high) in enumerate(limits) if high]
         among = frozenset(batch.requests[b].id for b in who)
         alike = among <= self._among and len(self._among - among) * FEWER < max(FEWER, len(self._among))
         settled = alike and not self._book.turned and self._book.round - self._planned < self._keep
@@ -295,8 +296,7 @@ class Goodput:
         if self._watches:
             plan = self._best(Planner(replace(load, low=np.maximum(load.low, np.minimum(load.high, 1))), self.costs))
         self._given_up = not any(plan.depths) and any(s.depth for s in states)
-        same = all(s.depth == d for s, d in zip(states, plan.depths, strict=True))
-        self._keep = min(2 * self._keep, SETTLED) if same else REPLAN
+        self._keep = min(2 * self._keep, SETTLED) if [s.depth for s in states] == list(plan.depths) else REPLAN
         if not self.costs.tried and len(batch) == 1:
             self._keep = TASTE
         for state, depth in zip(states, plan.depths, strict=True):
@@ -385,7 +385,7 @@ class Goodput:
             return
         batch, tokens = len(event.committed), sum(len(item.tokens) for item in event.committed)
         won = sum(event.committed[b].accepted for b in asked.probes)
-        without = self._book.without_probes(asked, event.committed, event.rows, self.costs)
+        without = self._book.without_probes(asked, event.committed, event.rows)
         extra, gain = wall - without, won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch, joined)
         if batch == 1:

@@ -30,6 +30,11 @@ def bounds(batch: Batch, b: int, wish: int) -> tuple[int, int]:
     return (most, most) if request.sampled and params.seed is not None else (0, most)
 
 
+def all_bounds(batch: Batch, wish: int) -> list[tuple[int, int]]:
+    """`bounds` of every request."""
+    return [bounds(batch, b, wish) for b in range(len(batch))]
+
+
 def is_open(request: Request) -> bool:
     """Whether it is open how far to look ahead for a request; see `bounds`."""
     params = request.params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .costs import Costs, Floats
+from .costs import Costs, Floats, grain
 
 LATELY, MOST = 12, 256
 """Rounds for which it is remembered what rounds should take, and kinds of rounds for which it is."""
@@ -28,8 +28,9 @@ class Usual:
         return self._read(now, batch, None, rows, chain)
 
     def _read(self, now: int, batch: int, drafted: int | None, most: int, chain: bool) -> Floats:
-        """Of passes by rows (`drafted` is None), or of all beside them by levels."""
-        kind = _coarse(batch), drafted and _coarse(drafted), max(LEAST, 1 << most.bit_length()), chain
+        """Of passes by rows (`drafted` is None), or of all beside them by levels. The size of a crowd changes every few
+        rounds, so a size a little larger stands for it."""
+        kind = grain(batch, up=True), drafted and grain(drafted, up=True), max(LEAST, 1 << most.bit_length()), chain
         told, seconds = self._told.get(kind, (now - LATELY, None))
         if seconds is None or not 0 <= now - told < LATELY:  # rounds may be counted anew
             if len(self._told) >= MOST:
@@ -44,9 +45,3 @@ class Usual:
             return costs.verify(batch, sizes, chain)
         guessing = costs.drafts(drafted, sizes, chain) + costs.waits(batch, sizes, chain) if drafted else np.zeros(count)
         return guessing + costs.other(batch)
-
-
-def _coarse(count: int) -> int:
-    """Of a crowd, whose size changes every few rounds, a size a little larger: eight to an octave, as those of `Costs`."""
-    step = 1 << max(0, count.bit_length() - 4)
-    return -(-count // step) * step
