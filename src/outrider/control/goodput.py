@@ -25,7 +25,7 @@ from .limits import Shape, all_bounds
 from .lookout import Lookout
 from .plan import FREE, Load, Plan, Planner
 from .plan import limits as depths_worth
-from .probes import AS_DEAR, GAP, SPARSE, TRIED, Allowance, halves
+from .probes import AS_DEAR, GAP, NEAR, SPARSE, TRIED, Allowance, halves
 from .prompts import Prompts
 from .shelf import Known
 from .stalls import LEAST, SPIKE
@@ -350,7 +350,7 @@ class Goodput:
     def _probe(self, batch: Batch, limits: list[tuple[int, int]], depths: list[int]) -> frozenset[int]:
         """Requests that are off and get a guess all the same, while the allowance lasts; `depths` is changed."""
         book, self._eager = self._book, False
-        if self._off and len(batch) > CROWD and not self._allowance.ripe(len(batch)):
+        if self._off and not self._allowance.ripe(len(batch), 1.0 if len(batch) > CROWD else NEAR):
             return frozenset()
         off = [b for b, (low, high) in enumerate(limits) if high > low and depths[b] == 0]
         waiting = [(book.state(batch.requests[b]), b) for b in off]

@@ -22,6 +22,8 @@ SPARSE = 4
 one of so many."""
 CALM, STALL = 8, 0.05
 """Trials without a stall after which one is chance, and the seconds that are charged at most where it is none."""
+NEAR = 0.8
+"""Share of a trial's price below which nobody asks the tables whether one has become cheaper: that takes time in every round."""
 MOST = 0.1
 """How far the allowance grows, as a multiple of a usual trial's price beyond one."""
 
@@ -44,9 +46,9 @@ class Allowance:
         known = self._prices.get(bucket(batch), ())
         return max(self._expected.get(bucket(batch), 0.0), robust(known) if len(known) > 2 else 0.0)
 
-    def ripe(self, batch: int) -> bool:
-        """Whether there is enough for another trial like the last ones in such batches."""
-        return self._seconds[bucket(batch)] > 0 and self._seconds[bucket(batch)] >= self.price(batch)
+    def ripe(self, batch: int, share: float = 1.0) -> bool:
+        """Whether there is enough for another trial like the last ones in such batches, or for so large a share of one."""
+        return self._seconds[bucket(batch)] > 0 and self._seconds[bucket(batch)] >= share * self.price(batch)
 
     def earn(self, seconds: float, batch: int = 1) -> None:
         """A round of such a batch took so long. Nothing is saved up beyond one trial and a little."""
