@@ -17,7 +17,7 @@ from outrider.types import Finish, Request
 from . import probes, tiny
 from .contract.test_state import assert_fresh
 from .models.tiny_gguf import Tiny
-from .test_scheduler import play, request, scheduler
+from .test_scheduler import Pool, play, request, scheduler
 
 HEAD = [2 + (i * 7) % 40 for i in range(100)]
 PARAMS = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=5)
@@ -285,6 +285,42 @@ def test_a_drafters_memory_is_found_again() -> None:
         totals.append(sum(fed))
         fed.clear()
     assert totals[1] <= totals[0] - 96, "the prompt was fed again"
+
+
+def test_a_drafter_that_lags_is_asked_when_it_may_have_caught_up() -> None:
+    """Once a block, and after rounds with guesses until its memory is whole: with many requests a question a round is dear."""
+    made, asked, published, ready = request(10, 80), 0, list[int](), 0
+    own = Scheduler(Shelf(10_000, block=16), 4, grain=16)  # type: ignore[arg-type]
+
+    def shared(one: Request) -> int:
+        nonlocal asked
+        asked += 1
+        return ready
+
+    own.shared, own.sharing, own.cache.publish = shared, True, lambda one, length: published.append(length)  # type: ignore[method-assign]
+    own.add(made)
+
+    def rounds(count: int, guessed: bool) -> int:
+        nonlocal asked
+        asked = 0
+        for _ in range(count):
+            batch = own.next()
+            assert batch is not None
+            own.advance(batch, [0], [1], [[5]], guessed)
+        return asked
+
+    assert rounds(1 + 32, False) == 1 + 2, "the prompt, and two blocks that are full"
+    assert rounds(2, True) == 2 and published[-1] == 0, "it lags"
+    ready = made.computed
+    assert rounds(1, True) == 1 and published[-1] == made.computed - 1
+    assert rounds(2, True) == 0, "there is nothing to ask for"
+
+
+class Shelf(Pool):
+    """A pool in which nothing is ever found."""
+
+    def find(self, tokens: Any, most: int, grain: int, group: str | None = None) -> tuple[int, ...]:
+        return ()
 
 
 # Through the facade

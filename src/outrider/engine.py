@@ -120,7 +120,7 @@ class Engine:
     def book(self, pending: Pending) -> Outcome:
         """Wait for a round and note what it committed: all that the next one depends on."""
         outcome = read(pending)
-        self.scheduler.advance(pending.batch, outcome.accepted, outcome.counts, outcome.tokens)
+        self.scheduler.advance(pending.batch, outcome.accepted, outcome.counts, outcome.tokens, any(pending.depths))
         self.scheduler.landed(pending.batch, pending.proposal.widths)
         return outcome
 

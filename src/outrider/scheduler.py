@@ -82,6 +82,7 @@ class Scheduler:
         self._guessing = False
         self._members: tuple[Request, ...] = ()
         self._full, self._held = False, 0
+        self._behind = set[int]()  # requests of which the drafter has not made all KV that is final
 
     @property
     def idle(self) -> bool:
@@ -100,6 +101,7 @@ class Scheduler:
     def remove(self, request: Request) -> None:
         """Take a finished or aborted request out; its memory is the target's to release."""
         self._steady, self._members = None, ()
+        self._behind.discard(request.id)
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -337,8 +339,11 @@ class Scheduler:
         for request, width in zip(batch.requests, widths, strict=True):
             request.flying -= width + 1
 
-    def advance(self, batch: Batch, accepted: list[int], counts: list[int], tokens: list[list[int]]) -> None:
-        """Book what a round committed: tokens, and how much KV is computed (all that was fed, and the accepted path)."""
+    def advance(
+        self, batch: Batch, accepted: list[int], counts: list[int], tokens: list[list[int]], guessed: bool = True
+    ) -> None:
+        """Book what a round committed: tokens, and how much KV is computed (all that was fed, and the accepted path). Unless it
+        `guessed`, a drafter has made none of its own."""
         size, grain, running = self.cache.block_size, self.grain, Finish.RUNNING
         shares = zip(batch.requests, batch.pending, accepted, counts, tokens, strict=True)
         for request, fed, took, count, fresh in shares:
@@ -349,13 +354,19 @@ class Scheduler:
             request.tokens += fresh if len(fresh) == count else fresh[:count]
             if not grain or not count:  # its scores may not be sound
                 continue
-            if before // size < after // size or before < request.prompt_len or self.sharing:
+            behind = guessed and request.id in self._behind
+            if before // size < after // size or before < request.prompt_len or behind:
                 self._publish(request)
 
     def _publish(self, request: Request) -> None:
         """Others may begin with what is final of a request."""
-        whole = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK
-        self.cache.publish(request, min(whole, self.shared(request)))
+        whole, size = request.computed if self.grain < CHUNK else request.prompt_len // CHUNK * CHUNK, self.cache.block_size
+        ready = min(whole, self.shared(request))
+        self.cache.publish(request, ready)
+        if ready // size < whole // size:
+            self._behind.add(request.id)
+        else:
+            self._behind.discard(request.id)
 
 
 def _work(request: Request, pending: int) -> Work:
