@@ -18,6 +18,8 @@ from . import BLOCK, STOPS
 
 _PAD = -2
 """Padding of stop tokens: a token nobody writes."""
+SPAN = 256
+"""Rows that nobody owns are blanked so many at a time, however many there are: another size would be another kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +84,19 @@ _ROWS = ["TOKEN", "POS", "ATTEND", "WRITE", "ROWLANE", "DEPTH"]
 def _prepare(
     LANE, FIRST, SIZES, LAST, PREV, LENGTH, ROOM, TOKENS, PARENTS, lLAST, lPREV, lLENGTH, lROOM, lDONE, TABLE,
     TOKEN, POS, ATTEND, WRITE, ROWLANE, DEPTH, KNOWN, PATH, NB, vocab, max_len, B, N, R,
-    NP: tl.constexpr, RP: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
+    NP: tl.constexpr, SPAN: tl.constexpr, TREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     if b == B:  # rows nobody owns
-        used = tl.load(FIRST + B)
-        r = tl.arange(0, RP)
-        free = (r >= used) & (r < R)
-        tl.store(TOKEN + r, tl.zeros((RP,), tl.int64), mask=free)
-        tl.store(POS + r, tl.zeros((RP,), tl.int32), mask=free)
-        tl.store(ATTEND + r, tl.full((RP,), -1, tl.int32), mask=free)
-        tl.store(WRITE + r, tl.zeros((RP,), tl.int64), mask=free)
-        tl.store(ROWLANE + r, tl.zeros((RP,), tl.int32) + tl.load(LANE + B - 1), mask=free)
-        tl.store(DEPTH + r, tl.zeros((RP,), tl.int32), mask=free)
+        for start in range(tl.load(FIRST + B), R, SPAN):
+            r = start + tl.arange(0, SPAN)
+            free = r < R
+            tl.store(TOKEN + r, tl.zeros((SPAN,), tl.int64), mask=free)
+            tl.store(POS + r, tl.zeros((SPAN,), tl.int32), mask=free)
+            tl.store(ATTEND + r, tl.full((SPAN,), -1, tl.int32), mask=free)
+            tl.store(WRITE + r, tl.zeros((SPAN,), tl.int64), mask=free)
+            tl.store(ROWLANE + r, tl.zeros((SPAN,), tl.int32) + tl.load(LANE + B - 1), mask=free)
+            tl.store(DEPTH + r, tl.zeros((SPAN,), tl.int32), mask=free)
         return
     lane = tl.load(LANE + b)
     first = tl.load(FIRST + b)
@@ -167,7 +169,7 @@ def prepare(lanes: Lanes, given: Any, rows: int, limits: tuple[int, int], tree: 
         lanes.last, lanes.previous, lanes.length, lanes.room, lanes.done, lanes.table,
         double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path, lanes.table.shape[1], *limits,
         requests, columns, rows,
-        NP=triton.next_power_of_2(columns + 1), RP=triton.next_power_of_2(rows), TREE=tree, BLOCK=BLOCK,
+        NP=triton.next_power_of_2(columns + 1), SPAN=SPAN, TREE=tree, BLOCK=BLOCK,
     )  # fmt: skip
     return RoundRows(double[0], whole[0], whole[1], double[1], whole[2], whole[3], known, path)
 
