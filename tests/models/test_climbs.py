@@ -22,7 +22,7 @@ from outrider.control import Fixed
 from outrider.errors import OutriderWarning
 from outrider.models import climbs, replay
 from outrider.protocols import Drafter, Start
-from outrider.types import Batch, Budget, Proposal
+from outrider.types import Batch, Budget, Proposal, Request
 
 from .. import heads
 from .test_fast import CUDA, OPTIONS, World, anchored, decoder, pytestmark
@@ -213,6 +213,36 @@ def test_a_prompt_is_read_by_one_replay(length: int, rows: set[int], monkeypatch
     own = twice.captured.drafter.climbs
     assert own is not None and {shape.fresh for shape in own.replays._made if shape.kind is climbs.Reading} == rows
     assert own.reads(climbs.FEW) == 64 and own.reads(climbs.FEW + 1) == 48
+
+
+@pytest.mark.parametrize(("count", "at_once"), [(2, False), (climbs.FEW + 1, True)])
+def test_others_may_begin_with_a_prompt_though_nothing_is_guessed(
+    count: int, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many it is read at once; of few when they have filled a block."""
+    world, drafter = World(decoder("llama", True, layers=3)), heads.eagle(width=1, depth=2)
+    params, asked = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), list[tuple[int, int]]()
+    requests = [tiny.request(prompt, params, limit=200) for prompt in tiny.prompts(count, 0, 126, 126)]
+    shared = drafter.shared
+
+    def noted(request: Request) -> int:
+        asked.append((len(request.output), shared(request)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(drafter, "shared", noted)
+    monkeypatch.setattr(world.cache, "forget", lambda: None)
+    world.serve(drafter, requests, Idle, grain=64)
+    first, last = ([found for written, found in asked if (written == 1) == now] for now in (True, False))
+    assert len(first) == count and all(found == (125 if at_once else 0) for found in first)
+    assert len(last) == count and all(found >= 64 for found in last), "asked once a block"
+    assert all(world.cache.find(r.tokens, 64, 64) for r in requests)
+
+
+class Idle(Fixed):
+    """Nobody is given guesses."""
+
+    def budget(self, batch: Batch) -> Budget:
+        return Budget.none(len(batch))
 
 
 def test_a_tree_too_wide_for_its_room_is_less_deep() -> None:

@@ -77,10 +77,13 @@ class World:
         self.serve(drafter, requests)
         return requests
 
-    def serve(self, drafter: Drafter, requests: list[Request], control: Callable[[Drafter], Controller] = Fixed) -> None:
+    def serve(
+        self, drafter: Drafter, requests: list[Request], control: Callable[[Drafter], Controller] = Fixed, grain: int = 0
+    ) -> None:
+        scheduler = Scheduler(self.cache, drafter.nodes, separate=True, grain=grain)
         guard = Guard(drafter, self.decoder.vocab_size)
         guard.start(start_for(self.target, drafter, "tiny", None))
-        engine = Engine(self.target, guard, Scheduler(self.cache, drafter.nodes, separate=True), PerRequest(), control(drafter))
+        engine = Engine(self.target, guard, scheduler, PerRequest(), control(drafter))
         for request in requests:
             engine.add(request)
         while engine.step() is not None:

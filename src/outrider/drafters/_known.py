@@ -26,6 +26,7 @@ class KnownKV:
         self.net, self.pool, self.climbs = net, pool, climbs
         self._owed: dict[int, Chunk] = {}
 
+    @torch.inference_mode()
     def make(self, chunks: Sequence[Chunk]) -> None:
         """KV of these tokens, those of several requests in a row."""
         for some in together(chunks, WIDE):

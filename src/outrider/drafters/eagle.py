@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import BadInput, DrafterMismatch, OutriderWarning
 from ..models import checkpoint as files
 from ..models import eagle_files, eagle_fused
-from ..models.climbs import Asked, Climbs
+from ..models.climbs import FEW, Asked, Climbs
 from ..models.eagle_net import attend
 from ..models.hf import resolved
 from ..models.products import pack
@@ -90,11 +90,9 @@ class Eagle(Drafter):
             raise DrafterMismatch("eagle needs a view of the target and KV memory in its pool; start it through an engine")
         made = files.read(self.path)
         files.same_target(made, start.fingerprint, start.name)
-        layers = made.own.get("layers")
-        if isinstance(layers, int) and layers != start.view.num_layers:
-            raise DrafterMismatch(
-                f"{self.path.name} was trained for a target of {layers} layers, {start.name} has {start.view.num_layers}"
-            )
+        layers, there = made.own.get("layers"), start.view.num_layers
+        if isinstance(layers, int) and layers != there:
+            raise DrafterMismatch(f"{self.path.name} was trained for a target of {layers} layers, {start.name} has {there}")
         self.feature = resolved(self.found.feature, start.view.num_layers)
         rows = eagle_files.Rows(*start.view.rows())
         self.net, ids = eagle_files.build(made, rows, start.dtype, start.name)
@@ -303,7 +301,7 @@ class Eagle(Drafter):
     @torch.inference_mode()
     def observe(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> None:
         """Note the states of all that was committed; those of a captured round are in the ring. A prompt's are read at once where
-        samples of one prompt share the KV."""
+        samples of one prompt share the KV, and where there are many: then others may begin with it."""
         if self._again.passed(batch, proposal, scores.answer is not None) or self._passed(batch, proposal, verdict, scores):
             return
         rest = self._outside(batch, scores)
@@ -312,7 +310,7 @@ class Eagle(Drafter):
                 self.release(batch.requests[b])
         elif rest:
             found = in_order(batch, verdict, scores, self.feature, self.climbs is not None)
-            self._catch_up([self._note(batch.requests[b], found[b]) for b in rest])
+            self._catch_up([self._note(batch.requests[b], found[b], len(batch) <= FEW) for b in rest])
         self._grow([b for b in range(len(batch)) if b not in rest], batch, proposal, verdict.tokens.shape[1] - 1)
 
     def _passed(self, batch: Batch, proposal: Proposal, verdict: Verdict, scores: Scores) -> bool:
@@ -323,7 +321,7 @@ class Eagle(Drafter):
         plain = not any(proposal.widths) and verdict.tokens.shape[1] == 1  # nor had another drafter any
         return batch.blind and plain and lags.passed(batch.requests)
 
-    def _note(self, request: Request, states: Tensor) -> tuple[Request, int, int]:
+    def _note(self, request: Request, states: Tensor, few: bool) -> tuple[Request, int, int]:
         """States of a request from `request.computed` on, as many as the round turns out to commit; what is to be read."""
         if request.id not in self._pasts or request.computed == request.taken:
             self._pasts[request.id] = self._begun(request)
@@ -332,7 +330,7 @@ class Eagle(Drafter):
         end = request.computed + len(states)
         if request.computed < request.prompt_len:  # its end is read with the first captured round's
             follows = self._lags is not None and self.climbs is not None and self.climbs.holds(request) and request.room > 1
-            waits = follows and end >= request.prompt_len and request.params.n == 1
+            waits = follows and few and end >= request.prompt_len and request.params.n == 1
             return request, min(end, missing(request)), _CHUNK if waits else 0
         return request, request.computed, _CHUNK
 
@@ -387,8 +385,10 @@ class Eagle(Drafter):
         return Past(0 if twin is None else min(twin.base, request.computed), request.computed)
 
     def shared(self, request: Request) -> int:
-        """See `protocols.Sharing`."""
+        """See `protocols.Sharing`. What is owed of one that has written for a while is made: it may never be given guesses."""
         past, again = self._pasts.get(request.id), self._again.read(request)
+        if len(request.tokens) > request.prompt_len + 1:
+            self._kv.pay([request])
         return self._kv.made(request, max(past.computed, again)) if past is not None and not past.base else 0
 
     def release(self, request: Request) -> None:
