@@ -22,7 +22,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 LAYERS = (
-    {"types", "results", "errors", "version"},
+    {"types", "results", "errors", "version", "heap"},
     {"config"},
     {"protocols"},
     {

@@ -20,6 +20,7 @@ import torch
 
 from ..config import MAX_LABEL
 from ..errors import BadInput, OutriderError
+from ..heap import frozen
 from ..llm import LLM
 from ..models.target import ModelTarget
 from ..protocols import Replayer
@@ -91,8 +92,8 @@ class Runner:
             self.llm.switch(draft, control=self.plan.control)
         self.provenance["drafters"] = self._drafters
         self.provenance["prompts"] = {w.name: w.sha256 for w in self._workloads}
-        for workload in self._workloads:
-            for point in self.plan.points:
+        with frozen():
+            for workload, point in itertools.product(self._workloads, self.plan.points):
                 whole = turns.expand(self.llm, workload, self.plan.params(point), point.group)
                 self._measure(whole, self._encoded(whole), point)
         self.tell("done", 1.0)

@@ -20,6 +20,7 @@ import torch
 from .. import registry
 from ..config import SamplingParams
 from ..errors import BadInput, DrafterMismatch, OutriderError
+from ..heap import frozen
 from ..llm import LLM
 from ..models.replay import Stage
 from ..models.rounds import Machine
@@ -77,7 +78,7 @@ class Measurer:
 
     def run(self, draft: str, depths: Sequence[int], batches: Sequence[int]) -> Found:
         """Everything about one drafter. Raises `OutriderError` where it cannot start or is switched off."""
-        with contextlib.nullcontext() if self._machine is None else self._machine.exact():
+        with frozen(), contextlib.nullcontext() if self._machine is None else self._machine.exact():
             return self._run(draft, depths, batches)
 
     def _run(self, draft: str, depths: Sequence[int], batches: Sequence[int]) -> Found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 import time
@@ -16,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import BadInput
+from ..heap import frozen
 from ..llm import LLM
 from ..protocols import Isolating
 from ..watch.labels import Labels
@@ -195,12 +195,10 @@ def open_house(llm: LLM, settings: Settings) -> tuple[House, Meters]:
 def serve(llm: LLM, settings: Settings, ready: Callable[[str], None], sock: socket.socket | None = None) -> str | None:
     """Serve until a signal says otherwise, at `sock` if it is given. Returns why the engine gave up, if it did."""
     house, meters = open_house(llm, settings)
-    gc.collect()
-    gc.freeze()  # the model's objects are for good: a full collection over them stops every stream for half a second
     try:
-        Server(house, meters, ready).run(sockets=None if sock is None else [sock])
+        with frozen():
+            Server(house, meters, ready).run(sockets=None if sock is None else [sock])
     finally:
-        gc.unfreeze()
         house.worker.close()
         house.close()
     return house.worker.failed
