@@ -118,6 +118,7 @@ class Seat:
         guard, left = started.guard, self._now
         if not self.rehearses or not isinstance(controller, controllers.Goodput):
             return True
+        self.target.prepare(self.rehearses)
         if not started.title or _chains(guard.drafter):
             return True
         if left is not None:  # captured rounds move the memory that there is

@@ -71,3 +71,16 @@ def test_whoever_gave_way_has_no_memory_to_write_to() -> None:
     assert kv.made_for == [[(requests[1].id, 5)]]
     kv.pay(requests)
     assert len(kv.made_for) == 1
+
+
+def test_with_one_that_is_asked_for_all_others_whose_round_is_read_are_made() -> None:
+    kv = Noting()
+    requests, _ = owing(kv, 4, 5)
+    kv.pay_for(tiny.request([1, 1]))
+    assert not kv.made_for, "nothing is owed for it"
+    requests[0].computed, requests[1].computed = 0, 4
+    kv.pay_for(requests[3])
+    assert kv.made_for == [[(requests[3].id, 5), (requests[2].id, 5)]]
+    requests[1].computed = 5
+    kv.pay_for(requests[1])
+    assert kv.made_for[1:] == [[(requests[1].id, 5)]], "its round had not been read, so that it was owed still"

@@ -54,6 +54,13 @@ class KnownKV:
         if self._owed:
             self.make(self._taken([r for r in requests if r.id in self._owed]))
 
+    def pay_for(self, request: Request) -> None:
+        """Make what is owed for this one, and for as many others as are read together: each alone would take as long."""
+        if request.id in self._owed:
+            due = sorted(self._owed.values(), key=lambda chunk: chunk[0] is not request)
+            due = [(r, states, end) for r, states, end in due if r is request or r.computed >= end]
+            self.make(self._taken([r for r, _, _ in next(together(due, WIDE))]))
+
     def _taken(self, requests: Sequence[Request]) -> list[Chunk]:
         """Whoever gave way in the meantime has no memory, and begins anew."""
         chunks = [self._owed.pop(r.id) for r in requests]

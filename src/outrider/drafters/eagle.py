@@ -388,7 +388,7 @@ class Eagle(Drafter):
         """See `protocols.Sharing`. What is owed of one that has written for a while is made: it may never be given guesses."""
         past, again = self._pasts.get(request.id), self._again.read(request)
         if len(request.tokens) > request.prompt_len + 1:
-            self._kv.pay([request])
+            self._kv.pay_for(request)
         return self._kv.made(request, max(past.computed, again)) if past is not None and not past.base else 0
 
     def release(self, request: Request) -> None:

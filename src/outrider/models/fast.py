@@ -6,6 +6,7 @@ prompts, classical rules, log-probabilities, processors that read history; the g
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from .lanes import LaneBook, filters
 from .native import Native
 from .passes import Passes
 from .replay import Stage
-from .rounds import Machine, Play, shape_of, spanned
+from .rounds import Machine, Play, plain, shape_of, spanned
 from .target import ModelTarget
 
 
@@ -63,6 +64,13 @@ class FastTarget(ModelTarget):
     def captured(self, batch: int, depth: int) -> bool:
         """See `ModelTarget.captured`: whether somebody guesses, or all, in sequences that are not long."""
         return not self.machine.graphs or all(self.machine.plays(s) for s in spanned(batch, depth, self.needs.features))
+
+    def prepare(self, most: int) -> None:
+        """Capture plain rounds of up to so many requests, in sequences that are not long, as far as memory goes: else that happens
+        in the midst of somebody's answer."""
+        with self.machine.exact(), contextlib.suppress(torch.OutOfMemoryError):
+            for shape in plain(most, self.needs.features) if self.machine.graphs else ():
+                self.machine.round(shape)
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
         """Guesses where the round wants them: a captured one takes them from the host."""

@@ -77,6 +77,12 @@ def spanned(requests: int, depth: int, features: tuple[str, ...]) -> list[Shape]
     return [Shape(count, r, columns, False, LENGTHS[0], False, features) for r in rows]
 
 
+def plain(most: int, features: tuple[str, ...]) -> list[Shape]:
+    """The buckets of rounds without guesses for up to `most` requests, in short sequences."""
+    last = bucket(most, REQUESTS) or REQUESTS[-1]
+    return [Shape(n, n, 0, False, LENGTHS[0], False, features) for n in REQUESTS if n <= last]
+
+
 def bucket(count: int, steps: Sequence[int]) -> int | None:
     at = bisect_left(steps, count)
     return steps[at] if at < len(steps) else None
