@@ -130,18 +130,18 @@ class Goodput:
 
     @property
     def resting(self) -> bool:
-        """Nobody was given guesses in the last round, and nobody is to get any in the next: the plan stands and no trial is due,
-        or some rounds in a row are plain for comparison."""
+        """Nobody was given guesses in the last round, and nobody is to get any in the next: the plan gives none and no trial is
+        due, or some rounds in a row are plain for comparison."""
         asked = self._book.open[-1] if self._book.open else None
         if asked is None or any(asked.depths):
             return False
         trial = self._allowance.ripe(len(asked.ids)) and (self._eager or self._book.round - self._drafted_at >= GAP)
-        anew = (self._stale or self._book.turned) and self._thought.due()
-        return self._plain > 0 or (self._off and not anew and not trial)
+        return self._plain > 0 or (self._off and not trial)
 
     def rest(self, batch: Batch) -> Budget:
-        """No guesses for anybody, as `resting` promised: a round that was launched ahead."""
-        if self._late:  # the device works meanwhile
+        """No guesses for anybody, as `resting` promised: a round launched ahead, while the device works. A plan that is due
+        is made meanwhile."""
+        if self._late or (self._off and (self._stale or self._book.turned) and self._thought.due()):
             self._plan(batch, all_bounds(batch, self._shape.depth))
         self._plain, self._width = self._plain - 1, len(batch)
         self._stale = self._stale or abs(len(batch) - self._size) * FEWER > self._size
@@ -207,11 +207,7 @@ class Goodput:
         known = bucket(batch) in self._plain_sizes
         if not known and asked.deepest:
             return False
-        usual = (
-            self._usual.seconds(self._book.round, batch, event.rows, asked.drafted, asked.deepest, asked.chain)
-            if known
-            else event.verify_seconds + LEAST / SPIKE
-        )
+        usual = self._expected(asked, event) if known else event.verify_seconds + LEAST / SPIKE
         self._spikes = self._spikes + 1 if wall > SPIKE * usual else 0
         if not 0 < self._spikes <= (FEW if known else 2 * FEW):  # again and again: the machine is that slow now
             return False
@@ -246,13 +242,17 @@ class Goodput:
         batch = len(event.committed)
         if bucket(batch) in self._plain_sizes:
             tokens = sum(len(item.tokens) for item in event.committed)
-            now = self._book.round
-            plain = batch / self._usual.seconds(now, batch, batch)
+            plain = batch / self._usual.seconds(self._book.round, batch, batch)
             if batch == 1 and not asked.probes:
-                self._lookout.saw(tokens > 1, min(wall, ODD * self._usual.seconds(now, 1, event.rows)), tokens / plain)
+                self._lookout.saw(tokens > 1, min(wall, ODD * self._expected(asked, event)), tokens / plain)
             if not self._watches and self._judge.add(batch, tokens, wall, plain, steady=asked.steady):
                 self._again()
                 self._judge.renew()
+
+    def _expected(self, asked: Asked, event: StepEvent) -> float:
+        """Seconds that such a round should take."""
+        size, now = len(event.committed), self._book.round
+        return self._usual.seconds(now, size, event.rows, asked.drafted, asked.deepest, asked.chain)
 
     @property
     def reason(self) -> str:
@@ -389,7 +389,7 @@ class Goodput:
         extra, gain = wall - without, won * without / max(1, tokens - won)
         self._allowance.pay(extra, gain, stalled, batch, joined)
         if batch == 1:
-            self._lookout.saw(won > 0, min(wall, ODD * without), tokens * without)
+            self._lookout.saw(won > 0, min(wall, ODD * self._expected(asked, event)), tokens * without)
             if self._off and self._lookout.stays:
                 self._again()
         self._eager = self._book.tried(asked, event.committed, gain >= extra) or self._eager

@@ -66,8 +66,8 @@ class FastTarget(ModelTarget):
         return not self.machine.graphs or all(self.machine.plays(s) for s in spanned(batch, depth, self.needs.features))
 
     def prepare(self, most: int) -> None:
-        """Capture plain rounds of up to so many requests, in sequences that are not long, as far as memory goes: else that happens
-        in the midst of somebody's answer."""
+        """Capture plain rounds of up to so many requests, in sequences that are not long, as far as memory goes: else that would
+        happen in the midst of somebody's answer."""
         with self.machine.exact(), contextlib.suppress(torch.OutOfMemoryError):
             for shape in plain(most, self.needs.features) if self.machine.graphs else ():
                 self.machine.round(shape)
