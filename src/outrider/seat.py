@@ -15,6 +15,7 @@ import torch
 
 from . import control as controllers
 from .choice import Choice
+from .control.probes import TRIED
 from .control.shelf import title
 from .control.streaks import previews
 from .engine import Engine
@@ -118,7 +119,7 @@ class Seat:
         guard, left = started.guard, self._now
         if not self.rehearses or not isinstance(controller, controllers.Goodput):
             return True
-        self.target.prepare(self.rehearses)
+        self.target.prepare(self.rehearses, TRIED)
         if not started.title or _chains(guard.drafter):
             return True
         if left is not None:  # captured rounds move the memory that there is

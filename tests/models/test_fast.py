@@ -278,23 +278,18 @@ class TestWhatIsKept:
         target.machine.round(fields.Shape(4, 16, 16, False, 1024))
         assert target.captured(3, 3) and not target.captured(3, 5), "all three of them would have 18 rows"
 
-    def test_plain_rounds_are_made_ready_beforehand(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_quiet_rounds_are_made_ready_beforehand(self, monkeypatch: pytest.MonkeyPatch) -> None:
         target, made = World(decoder("llama", True)).target, list[fields.Shape]()
         monkeypatch.setattr(rounds, "Round", lambda shape, owner: made.append(shape) or shape)
-        target.prepare(3)
+        target.prepare(3, 8)
         assert not made, "without graphs there is nothing to make"
         monkeypatch.setattr(target.machine, "graphs", True)
-        target.prepare(3)
-        target.prepare(2)
+        target.prepare(3, 8)
+        target.prepare(2, 8)
         assert [s.requests for s in made] == [1, 2, 4] and all(s.rows == s.requests and not s.columns for s in made)
         assert target.machine.patient, "from now on what is roomier stands in again"
         monkeypatch.setattr(target.machine, "kept", lambda shape, make: _no_memory())
-        target.prepare(1000)
-
-    def test_more_rows_stand_in_for_fewer(self) -> None:
-        guesses = fields.Shape(64, 48, 16, False, 1024)
-        assert guesses.within(guesses._replace(rows=128)) and not guesses.within(guesses._replace(rows=192))
-        assert not guesses.within(guesses._replace(requests=256)) and not guesses.within(guesses._replace(rows=32))
+        target.prepare(1000, 8)
 
     def test_want_of_memory_with_nothing_to_drop_is_raised(self) -> None:
         machine = World(decoder("llama", True)).target.machine

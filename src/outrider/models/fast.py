@@ -19,7 +19,7 @@ from .lanes import LaneBook, filters
 from .native import Native
 from .passes import Passes
 from .replay import Stage
-from .rounds import Machine, Play, plain, shape_of, spanned
+from .rounds import Machine, Play, quiet, shape_of, spanned
 from .target import ModelTarget
 
 
@@ -65,11 +65,11 @@ class FastTarget(ModelTarget):
         """See `ModelTarget.captured`: whether somebody guesses, or all, in sequences that are not long."""
         return not self.machine.graphs or all(self.machine.plays(s) for s in spanned(batch, depth, self.needs.features))
 
-    def prepare(self, most: int) -> None:
-        """Capture plain rounds of up to so many requests, in sequences that are not long, as far as memory goes: else that would
+    def prepare(self, most: int, tried: int) -> None:
+        """Capture the rounds of up to so many requests in sequences that are not long, as far as memory goes: else that would
         happen in the midst of somebody's answer."""
         with self.machine.exact(), contextlib.suppress(torch.OutOfMemoryError):
-            for shape in plain(most, self.needs.features) if self.machine.graphs else ():
+            for shape in quiet(most, tried, self.needs.features) if self.machine.graphs else ():
                 self.machine.round(shape)
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:

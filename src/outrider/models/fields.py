@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 KEEP = -1
 """In place of a number that only the device knows yet."""
-WIDER = 3
-"""A round of guesses may stand in for one of so many times fewer rows: a pass over more takes little longer."""
 
 
 class Shape(NamedTuple):
@@ -24,10 +22,9 @@ class Shape(NamedTuple):
     features: tuple[str, ...] = ()
 
     def within(self, other: Shape) -> bool:
-        """Whether `other` can do the same: of the same kind, for at most twice as many requests."""
-        alike = self[2:4] + self[5:] == other[2:4] + other[5:] and self.longest <= other.longest
-        fits = self.requests <= other.requests <= 2 * self.requests and self.rows <= other.rows <= WIDER * self.rows
-        return alike and fits
+        """Whether `other` can do the same, of the same kind and at most twice as large."""
+        sizes = zip(self[:2], other[:2], strict=True)
+        return self[2:4] + self[5:] == other[2:4] + other[5:] and self[4] <= other[4] and all(a <= b <= 2 * a for a, b in sizes)
 
 
 @dataclass(frozen=True, slots=True)

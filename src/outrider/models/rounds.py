@@ -77,10 +77,13 @@ def spanned(requests: int, depth: int, features: tuple[str, ...]) -> list[Shape]
     return [Shape(count, r, columns, False, LENGTHS[0], False, features) for r in rows]
 
 
-def plain(most: int, features: tuple[str, ...]) -> list[Shape]:
-    """The buckets of rounds without guesses for up to `most` requests, in short sequences."""
+def quiet(most: int, tried: int, features: tuple[str, ...]) -> list[Shape]:
+    """The buckets of rounds of up to `most` requests without guesses, and of those of many in which `tried` of them have one, in
+    short sequences."""
     last = bucket(most, REQUESTS) or REQUESTS[-1]
-    return [Shape(n, n, 0, False, LENGTHS[0], False, features) for n in REQUESTS if n <= last]
+    none = [Shape(n, n, 0, False, LENGTHS[0], False, features) for n in REQUESTS if n <= last]
+    rows = [(n, bucket(n // 2 + 1 + tried, ROWS)) for n in GUESSING if tried < n <= last]
+    return none + [Shape(n, r, COLUMNS[1], False, LENGTHS[0], False, features) for n, r in rows if r is not None]
 
 
 def bucket(count: int, steps: Sequence[int]) -> int | None:

@@ -123,8 +123,9 @@ class ModelTarget:
         """Whether a round of so many requests with chains of so many guesses needs no preparation. Without graphs, none does."""
         return True
 
-    def prepare(self, most: int) -> None:
-        """Make ready what plain rounds of up to so many requests need. Without graphs, nothing."""
+    def prepare(self, most: int, tried: int) -> None:
+        """Make ready what plain rounds of up to so many requests need, and those of many in which so few as are `tried` have a
+        guess. Without graphs, nothing."""
 
     def release(self, request: Request) -> None:
         """Forget a request: its KV and its sampling state. What it wrote is zeroed if its scores had gone bad, since a
