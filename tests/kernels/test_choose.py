@@ -15,7 +15,9 @@ import torch
 from outrider.config import SamplingParams
 from outrider.kernels import search
 from outrider.kernels.choose import CHUNK, GATHERED, Asked, Work, choose, scores
+from outrider.kernels.noise import rows as noise_rows
 from outrider.kernels.rounds import Lanes
+from outrider.noise import gumbel_rows, key_tensor, tensor_rows
 from outrider.sampling import TextSampler, first_argmax
 from outrider.types import NONE, Slots
 from tests import tiny
@@ -139,3 +141,13 @@ def test_vocabularies_that_do_not_fit_a_place_are_refused(device):
     assert search.END.value > (0x7F7FFFFF << 23) + (1 << 23) - 1
     with pytest.raises(ValueError, match="vocabulary"):
         Work.make(1, 1 << 23, device)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, CHUNK, 49152, 50001])
+def test_rows_of_noise_are_those_of_tensor_operations(device, vocab):
+    keys, positions = key_tensor([3, 2**63 + 5, 2**64 - 1], device), torch.tensor([0, 7, 2**31 + 5], device=device)
+    made = noise_rows(keys, positions, vocab)
+    assert torch.equal(made, tensor_rows(keys, positions, vocab))
+    assert torch.equal(made[::2], noise_rows(keys[::2], positions[::2], vocab)), "whatever shares the call"
+    assert torch.equal(made, gumbel_rows(keys, positions, vocab, device))
+    assert noise_rows(keys[:0], positions[:0], vocab).shape == (0, vocab)
