@@ -97,6 +97,27 @@ def test_what_slows_all_sizes_moves_those_not_measured_meanwhile() -> None:
     assert at(curve, 1) == pytest.approx(20.0, rel=0.05)
 
 
+@pytest.mark.parametrize("anchored", [False, True])
+def test_what_moves_all_sizes_moves_what_was_read_of_them_as_if_it_were_read_anew(anchored: bool) -> None:
+    rng, read, anew = random.Random(3), Curve(anchored), Curve(anchored)
+    for step in range(400):
+        size, seconds, factor = rng.choice((1, 2, 5, 9, 30, 47)), rng.uniform(5.0, 20.0), rng.uniform(0.8, 1.25)
+        for curve in (read, anew):
+            curve.add(size, seconds) if step % 3 else curve.move(factor)
+        anew._points = None
+        assert at(read, 7) == pytest.approx(at(anew, 7), rel=1e-9) and at(read, 60) == pytest.approx(at(anew, 60), rel=1e-9)
+
+
+def test_passes_without_guesses_are_read_from_their_own_curve_whatever_else_is_asked() -> None:
+    costs = Costs()
+    costs.steady = True
+    for _ in range(4):
+        costs.add_verify(8, 8, 1.0)
+        costs.add_verify(8, 24, 3.0)
+    rows = np.arange(1.0, 25.0)
+    assert costs.verify(8, rows)[:8].tolist() == costs.verify(8, rows[:8]).tolist()
+
+
 def test_sizes_not_met_for_long_are_forgotten() -> None:
     curve = Curve()
     curve.add(9, 50.0)

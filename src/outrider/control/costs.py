@@ -115,8 +115,8 @@ class Curve:
         cell = self.cells.setdefault(grain(size), Cell(drift=self.drift))
         cell.met = self._met
         moved: float = cell.add(size, seconds, self.drift, self.mean) ** moves
-        self.move(moved)
-        cell.drift = self.drift
+        self.drift *= moved
+        cell.drift, self._points = self.drift, None
         if self._met % 64 == 0:
             self.cells = {key: c for key, c in self.cells.items() if self._met - c.met < OLD}
         return moved
@@ -124,7 +124,8 @@ class Curve:
     def move(self, factor: float) -> None:
         """All that was measured before takes so many times as long now."""
         self.drift *= factor
-        self._points = None
+        if self._points is not None:
+            self._points = self._points[0], self._points[1] * factor
 
     def points(self) -> tuple[Floats, Floats]:
         """Sizes seen and their seconds, in order of size."""
@@ -246,7 +247,10 @@ class Costs:
         size, wide = bucket(batch), _either(self._verify, chain)
         if not self._plain or not wide:
             return _borrowed(wide or self._plain, size, rows)
-        plain, guessing = _borrowed(self._plain, size, np.minimum(rows, batch)), _borrowed(wide, size, rows)
+        plain = _borrowed(self._plain, size, np.minimum(rows, batch))
+        if rows.max(initial=0.0) <= batch:
+            return plain
+        guessing = _borrowed(wide, size, rows)
         if size not in wide:  # another's shape, which begins where plain passes are
             ends = np.array([float(batch)])
             guessing *= _borrowed(self._plain, size, ends) / _borrowed(wide, size, ends)

@@ -78,8 +78,8 @@ class Goodput:
         self._judge, self._lookout, self._watches, self._spikes = self.known.judge, Lookout(), False, 0
         self._usual, self._thought = Usual(self.costs), self.known.thought
         self._before: Asked | None = None
-        self._longer, self._given_up = 0.0, False
-        self._prompts = Prompts()
+        self._longer: tuple[float, int, int] | None = None  # of the last round, if plain and launched ahead: its size and rows
+        self._given_up, self._prompts = False, Prompts()
         self._judge.inherit()
 
     def budget(self, batch: Batch) -> Budget:
@@ -160,11 +160,11 @@ class Goodput:
         wall, self._last, self._before = min(event.seconds, now - self._last), now, asked
         self._thought.lived(wall)
         waits = self._prompts.told(event.prefill > 0) and self.overlaps
-        longer, self._longer = self._longer, 0.0
+        longer, self._longer = self._longer, None
         if asked is None or event.prefill:
             return
-        if not asked.deepest:
-            self._longer = wall - self._usual.seconds(self._book.round, len(event.committed), event.rows) if asked.ahead else 0.0
+        if asked.ahead and not asked.deepest:
+            self._longer = wall, len(event.committed), event.rows
         self._allowance.earn(wall, len(event.committed))
         if self._stalls.wait(wall):
             self._again()
@@ -181,8 +181,10 @@ class Goodput:
             self._learn(asked, event, wall, alone)
         if asked.deepest and not alone and not waits:
             self._hear(asked, event, wall)
-        early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, longer)  # begun in the time of the one before
-        self._charge(asked, event, wall + early, spiked, asked.early and bool(before and before.probes))
+        if asked.probes:
+            more = longer[0] - self._usual.seconds(self._book.round, *longer[1:]) if longer else 0.0
+            early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, more)
+            self._charge(asked, event, wall + early, spiked, asked.early and bool(before and before.probes))
         if self._given_up and asked.deepest and not asked.probes:
             self._regret(event, wall)
 
@@ -380,9 +382,7 @@ class Goodput:
         return self.costs.working(size, after, sum(drafted), max(depth, deepest), chain)
 
     def _charge(self, asked: Asked, event: StepEvent, wall: float, stalled: bool, joined: bool) -> None:
-        """Pay for probes, if there were any, what they took, less what they brought."""
-        if not asked.probes:
-            return
+        """Pay for probes what they took, less what they brought."""
         batch, tokens = len(event.committed), sum(len(item.tokens) for item in event.committed)
         won = sum(event.committed[b].accepted for b in asked.probes)
         without = self._book.without_probes(asked, event.committed, event.rows)

@@ -30,7 +30,9 @@ class Usual:
     def _read(self, now: int, batch: int, drafted: int | None, most: int, chain: bool) -> Floats:
         """Of passes by rows (`drafted` is None), or of all beside them by levels. The size of a crowd changes every few
         rounds, so a size a little larger stands for it."""
-        kind = grain(batch, up=True), drafted and grain(drafted, up=True), max(LEAST, 1 << most.bit_length()), chain
+        size = grain(batch, up=True)
+        count = 1 + size if drafted is None and most <= batch else max(LEAST, 1 << most.bit_length())  # plain ones have few
+        kind = size, drafted and grain(drafted, up=True), count, chain
         told, seconds = self._told.get(kind, (now - LATELY, None))
         if seconds is None or not 0 <= now - told < LATELY:  # rounds may be counted anew
             if len(self._told) >= MOST:
