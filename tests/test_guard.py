@@ -217,6 +217,31 @@ def test_one_that_fails_while_sharing_is_switched_off() -> None:
     assert texts[0] == texts[1] and [r.taken for r in made] == [0, 24]
 
 
+class Starving(Sharer):
+    """Has no memory to say so, this many times."""
+
+    def __init__(self, *args: Any, times: int) -> None:
+        super().__init__(*args, depth=3)
+        self.times = times
+
+    def shared(self, request: Request) -> int:
+        self.times -= 1
+        if self.times >= 0:
+            raise torch.OutOfMemoryError("no memory")
+        return len(request.tokens)
+
+
+@pytest.mark.filterwarnings("ignore::outrider.errors.OutriderWarning")
+def test_one_that_wants_memory_while_sharing_may_try_again_once() -> None:
+    for times, works in ((1, True), (2, False)):
+        world = tiny.World()
+        engine = world.engine(Starving(answers(), times=times), grain=8)
+        engine.add(tiny.request(PROMPTS[0], PARAMS))
+        while engine.step() is not None:
+            pass
+        assert engine.drafter.working is works, engine.drafter.reason
+
+
 def test_a_drafter_that_cannot_start() -> None:
     with pytest.warns(OutriderWarning, match=r"drafter 'failing' was switched off: it failed to start with KeyError: 'weights'"):
         engine = run(Failing("start", KeyError("weights"), 0))

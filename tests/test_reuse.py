@@ -316,6 +316,35 @@ def test_a_drafter_that_lags_is_asked_when_it_may_have_caught_up() -> None:
     assert rounds(2, True) == 0, "there is nothing to ask for"
 
 
+def test_who_has_gone_is_asked_for_no_more() -> None:
+    made = request(10, 80)
+    own = Scheduler(Shelf(10_000, block=16), 4, grain=16)  # type: ignore[arg-type]
+    own.shared, own.sharing, own.cache.publish = lambda one: 0, True, lambda one, length: None  # type: ignore[method-assign]
+    own.add(made)
+    for _ in range(20):
+        batch = own.next()
+        assert batch is not None
+        own.advance(batch, [0], [1], [[5]], False)
+    assert own._behind == {made.id}
+    own.remove(made)
+    assert not own._behind
+
+
+def test_the_scheduler_is_told_which_rounds_had_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, seen, advance = list[bool](), list[bool](), Scheduler.advance
+
+    def spy(self: Scheduler, *args: Any) -> None:
+        told.append(args[4])
+        advance(self, *args)
+
+    monkeypatch.setattr(Scheduler, "advance", spy)
+    engine = tiny.World().engine(tiny.draft_model(3, depth=3), grain=CHUNK)
+    engine.add(tiny.request(HEAD[:20], PARAMS))
+    while (event := engine.step()) is not None:
+        seen.append(any(event.depths))
+    assert told == seen and {True, False} <= set(told), "a prompt has none"
+
+
 class Shelf(Pool):
     """A pool in which nothing is ever found."""
 

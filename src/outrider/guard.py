@@ -129,7 +129,7 @@ class Guard:
                 proposal = self.drafter.propose(batch, budget)
             sound = self._sound(proposal, batch, budget)
         except (Exception, SystemExit) as error:
-            if out_of_memory(error) and self._again("propose", batch):
+            if out_of_memory(error) and self._again("propose", batch.requests):
                 raise
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None
@@ -155,16 +155,16 @@ class Guard:
             with self._keeps(batch.requests):
                 self.drafter.observe(batch, *self._forced.apart(proposal, seen, scores))
         except (Exception, SystemExit) as error:
-            if out_of_memory(error) and self._again("observe", batch):
+            if out_of_memory(error) and self._again("observe", batch.requests):
                 return
             self._stop(f"it failed while observing with {type(error).__name__}: {error}")
         else:
             self._starved.discard("observe")
 
-    def _again(self, where: str, batch: Batch) -> bool:
+    def _again(self, where: str, requests: Sequence[Request]) -> bool:
         """The drafter ran out of memory in the middle of its work: what it keeps of these requests may be half-written, so it
         forgets them. True the first time; False if it did no better the next time."""
-        for request in batch.requests:
+        for request in requests:
             self.release(request)
         again = self.working and where not in self._starved
         self._starved.add(where)
@@ -186,8 +186,12 @@ class Guard:
         """How many of a request's first tokens others may take over, as far as the drafter is concerned."""
         if self._sharing is not None and self.working:
             try:
-                return int(self._sharing.shared(request))
+                found = int(self._sharing.shared(request))
+                self._starved.discard("share")
+                return found
             except (Exception, SystemExit) as error:
+                if out_of_memory(error) and self._again("share", (request,)):
+                    return 0
                 self._stop(f"it failed while sharing with {type(error).__name__}: {error}")
         return len(request.tokens)
 

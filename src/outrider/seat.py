@@ -6,7 +6,6 @@ its memory under the KV pool's slots, while whoever follows takes none. Texts it
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from .control.shelf import title
 from .control.streaks import previews
 from .engine import Engine
 from .guard import Guard
+from .heap import collect
 from .loading import Parts, make_scheduler, start_for
 from .protocols import AcceptanceRule, Controller, Drafter, Needs, Start
 from .rehearsal import MOST, TEXT, Drill, Rehearsal
@@ -157,7 +157,7 @@ class Seat:
         """Give back what is kept for nobody. Graphs and those who own them hold one another, so that it takes a collector."""
         self._kept = None
         if self.target.device.type == "cuda":
-            gc.collect()
+            collect()
             torch.cuda.empty_cache()
 
     def _takes_memory(self, drafter: Drafter) -> bool:

@@ -20,7 +20,7 @@ from outrider.drafters.hybrid import Hybrid, Member, members
 from outrider.errors import BadInput, OutriderWarning
 from outrider.guard import Guard
 from outrider.protocols import Drafter, KVNeed, Needs
-from outrider.types import NONE, PROBE, Batch, Budget, PassRows, Proposal, Scores, Slots, Verdict
+from outrider.types import NONE, PROBE, Batch, Budget, PassRows, Proposal, Request, Scores, Slots, Verdict
 
 from .. import heads, probes, tiny
 from ..contract.test_text import OPTIONS, answers, check_statistics, plain, requests
@@ -761,3 +761,19 @@ def test_beginnings_are_shared_as_far_as_the_owner_of_kv_allows() -> None:
     engine.add(request)
     engine.step()
     assert made.shared(request) == owner.shared(request) > 0
+
+
+def test_a_member_that_fails_while_sharing_is_switched_off_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = heads.eagle()
+    made = Hybrid.of([registry.parse("suffix"), owner])
+    engine, request = tiny.World().engine(made), tiny.request(list(range(2, 22)))
+
+    def fails(request: Request) -> int:
+        raise errors.pop()
+
+    monkeypatch.setattr(owner, "shared", fails)
+    errors: list[Exception] = [KeyError("gone"), torch.OutOfMemoryError("no memory")]
+    assert engine.drafter.shared(request) == 0 and made.members[1].reason is None, "want of memory is forgiven once"
+    with pytest.warns(OutriderWarning, match="member 'eagle' was switched off: it failed with KeyError"):
+        assert engine.drafter.shared(request) == 0
+    assert engine.drafter.working and engine.drafter.shared(request) == len(request.tokens) and not errors

@@ -84,3 +84,21 @@ def test_with_one_that_is_asked_for_all_others_whose_round_is_read_are_made() ->
     requests[1].computed = 5
     kv.pay_for(requests[1])
     assert kv.made_for[1:] == [[(requests[1].id, 5)]], "its round had not been read, so that it was owed still"
+
+
+def test_what_could_not_be_made_is_owed_still() -> None:
+    kv = Noting()
+    requests, _ = owing(kv, 2, 5)
+    store, kv._store = kv._store, Failing()  # type: ignore[method-assign]
+    for pay in (kv.pay_for, lambda r: kv.pay([r])):
+        with pytest.raises(torch.OutOfMemoryError):
+            pay(requests[0])
+    assert [kv.made(r, 5) for r in requests] == [0, 0], "nobody may begin with it"
+    kv._store = store  # type: ignore[method-assign]
+    kv.pay_for(requests[0])
+    assert [kv.made(r, 5) for r in requests] == [5, 5]
+
+
+class Failing:
+    def __call__(self, chunks: Sequence[Chunk]) -> None:
+        raise torch.OutOfMemoryError("no memory")

@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 from outrider import tree
 from outrider.accept.coupled import walk
-from outrider.kernels.rounds import STOPS, Lanes, decide, prepare
+from outrider.kernels.rounds import SPAN, STOPS, Lanes, decide, prepare
 from outrider.models import lanes as book
 from outrider.models.fields import KEEP, Fields, Shape
 from outrider.types import Batch, Finish, Proposal
@@ -96,8 +96,9 @@ def request(rng: random.Random, columns: int) -> SimpleNamespace:
     )
 
 
-def case(seed: int, branching: bool, columns: int) -> Case:
-    """Up to four requests and some padding, in lanes in no order; half of them known to the host only by KEEP."""
+def case(seed: int, branching: bool, columns: int, spare: int = 0) -> Case:
+    """Up to four requests and some padding, in lanes in no order; half of them known to the host only by KEEP. `spare`: rows that
+    nobody owns, beside a few."""
     rng = random.Random(seed * 1000 + columns * 10 + branching)
     requests = [request(rng, columns) for _ in range(rng.randint(1, 4))]
     drafted = [forest(rng, rng.randint(0, columns), branching) for _ in requests]
@@ -108,7 +109,7 @@ def case(seed: int, branching: bool, columns: int) -> Case:
     lane = rng.sample(range(7), len(requests)) + [7] * padding
     for at, r in zip(lane, requests, strict=False):
         fill(lanes, at, r, rng)
-    rows = len(requests) + sum(widths) + rng.randint(0, 3)
+    rows = len(requests) + sum(widths) + rng.randint(0, 3) + spare
     flat = torch.zeros(Fields.size(Shape(total, rows, columns, branching, 1024), 1), dtype=torch.int32)
     given = Fields.of(flat, Shape(total, rows, columns, branching, 1024), 1)
     given.lane[:] = torch.tensor(lane)
@@ -206,10 +207,24 @@ def test_rows_stand_where_the_tree_says(seed, branching, columns):
             if branching:
                 path = [length + x for x in paths[b, node].tolist() if x >= 0] if slot else []
                 assert rows.path[row].tolist()[:depth] == path
-    free = slice(first[-1], c.rows)
-    assert bool((rows.attend[free] == -1).all())
-    assert not any(getattr(rows, name)[free].any() for name in ("token", "write", "position", "depth"))
+    check_free(rows, first[-1])
     assert rows.path.shape == (c.rows, columns + 1 if branching else 0)
+
+
+def check_free(rows: Any, start: int) -> None:
+    """From here on nobody owns a row."""
+    assert bool((rows.attend[start:] == -1).all())
+    assert not any(getattr(rows, name)[start:].any() for name in ("token", "write", "position", "depth"))
+
+
+@pytest.mark.parametrize("spare", [SPAN - 1, SPAN, 2 * SPAN + 7])
+@pytest.mark.parametrize("branching", [False, True])
+def test_rows_that_nobody_owns_are_blank_however_many_there_are(spare, branching):
+    c = case(3, branching, 5, spare)
+    c.prepare()
+    rows = c.prepare()  # what is in memory by then may be anything
+    assert len(rows.attend) == c.rows > spare
+    check_free(rows, int(c.given.first[-1]))
 
 
 @pytest.mark.parametrize("seed", range(4))

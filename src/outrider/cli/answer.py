@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OutriderError
+from ..heap import frozen
 from .drafters import check_draft
 from .guard import say
 from .options import Display, ModelOptions
@@ -83,18 +83,6 @@ def loaded(options: ModelOptions, rehearse: int | None = None) -> Iterator[LLM]:
         for notice in llm.notices:
             say(f"note: {notice}")
         yield llm
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """What was imported and loaded is looked through by the garbage collector once, not every few thousand rounds, which would
-    stop all of them for a quarter of a second."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def stream_answer(llm: LLM, chunks: Iterator[Chunk], display: Display) -> Answer:

@@ -42,7 +42,7 @@ class KnownKV:
                 self._owed[request.id] = request, states, end
             past.read(end)
         while self._kept() > KEPT:
-            self.make(self._taken([r for r, _, _ in next(together(list(self._owed.values()), WIDE))]))
+            self._settle(next(together(list(self._owed.values()), WIDE)))
 
     def _kept(self) -> int:
         """Bytes that what is owed keeps: states of several requests lie in one table."""
@@ -52,19 +52,19 @@ class KnownKV:
     def pay(self, requests: Sequence[Request]) -> None:
         """Make what is owed for these."""
         if self._owed:
-            self.make(self._taken([r for r in requests if r.id in self._owed]))
+            self._settle([self._owed[r.id] for r in requests if r.id in self._owed])
 
     def pay_for(self, request: Request) -> None:
         """Make what is owed for this one, and for as many others as are read together: each alone would take as long."""
         if request.id in self._owed:
-            due = sorted(self._owed.values(), key=lambda chunk: chunk[0] is not request)
-            due = [(r, states, end) for r, states, end in due if r is request or r.computed >= end]
-            self.make(self._taken([r for r, _, _ in next(together(due, WIDE))]))
+            first = sorted(self._owed.values(), key=lambda chunk: chunk[0] is not request)
+            self._settle(next(together([chunk for chunk in first if _stands(chunk)], WIDE), []))
 
-    def _taken(self, requests: Sequence[Request]) -> list[Chunk]:
-        """Whoever gave way in the meantime has no memory, and begins anew."""
-        chunks = [self._owed.pop(r.id) for r in requests]
-        return [(r, states, end) for r, states, end in chunks if r.computed >= end]
+    def _settle(self, chunks: Sequence[Chunk]) -> None:
+        """Make these; if that fails, they are owed still. Whoever gave way in the meantime has no memory, and begins anew."""
+        self.make([chunk for chunk in chunks if _stands(chunk)])
+        for request, _, _ in chunks:
+            del self._owed[request.id]
 
     def made(self, request: Request, computed: int) -> int:
         """Up to which position there is KV, of the first `computed`."""
@@ -88,3 +88,9 @@ class KnownKV:
         x, _ = self.net.enter(self.net.fuse(states), tokens)
         _, key, value = self.net.project(x[None], position[None])
         self.pool.write(0, slot, key[0].to(kind), value[0].to(kind))
+
+
+def _stands(chunk: Chunk) -> bool:
+    """Whether the request that these are states of has come to their end, and so has memory for their KV."""
+    request, _, end = chunk
+    return request.computed >= end

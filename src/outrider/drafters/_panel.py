@@ -6,6 +6,7 @@ import contextlib
 import copy
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -93,8 +94,16 @@ class Panel(Drafter):
 
     def shared(self, request: Request) -> int:
         """See `protocols.Sharing`."""
-        owners = [m.drafter for m in self.members if m.reason is None and m.drafter.needs.kv is not None]
-        return min((d.shared(request) for d in owners if isinstance(d, Sharing)), default=len(request.tokens))
+        least = len(request.tokens)
+        for member in self.members:
+            drafter = member.drafter
+            if member.reason is None and drafter.needs.kv is not None and isinstance(drafter, Sharing):
+                try:
+                    least = min(least, drafter.shared(request))
+                except (Exception, SystemExit) as error:
+                    self._failed(member, (request,), error)
+                    least = 0
+        return least
 
     def release(self, request: Request) -> None:
         self._ledger.forget(request)
@@ -159,7 +168,7 @@ class Panel(Drafter):
                     self._stop(member, f"it made {_PATIENCE} unsound proposals")
         except (Exception, SystemExit) as error:
             part = None
-            self._failed(member, batch, error)
+            self._failed(member, batch.requests, error)
         else:
             member.starved = False
         finally:
@@ -239,12 +248,12 @@ class Panel(Drafter):
             self._empty[count] = Proposal.empty(count, self._start.device)
         return self._empty[count]
 
-    def _failed(self, member: Member, batch: Batch, error: BaseException) -> None:
+    def _failed(self, member: Member, requests: Sequence[Request], error: BaseException) -> None:
         """It is switched off; for want of memory only if it did no better the next time. What it knows of these requests may be
         half-written, so it forgets them."""
         if out_of_memory(error) and not member.starved:
             member.starved = True
-            for request in batch.requests:
+            for request in requests:
                 self._forget(member, request)
         else:
             self._stop(member, f"it failed with {type(error).__name__}: {error}")
