@@ -11,6 +11,7 @@ import torch
 from outrider import LLM, SamplingParams
 from outrider.control import Goodput
 from outrider.control.costs import bucket
+from outrider.control.probes import TRIED
 from outrider.control.rates import Rates
 from outrider.control.shelf import Known
 from outrider.drafters.hybrid import Hybrid
@@ -153,13 +154,15 @@ def test_a_seat_rehearses_whoever_has_passes_of_its_own(
     llm: LLM, sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, played = llm.chat(STORY, PARAMS), list[str]()
-    whole = Rehearsal.whole
+    ready, whole = list[tuple[int, int]](), Rehearsal.whole
+    monkeypatch.setattr(llm.engine.target, "prepare", lambda most, tried: ready.append((most, tried)))
     monkeypatch.setattr(Rehearsal, "whole", lambda self: (played.append(self.engine.drafter.name), whole(self))[1])
     monkeypatch.setattr(llm._seat, "rehearses", 4)
     for draft in ("eagle", "ngram", "none"):
         llm.switch(draft, control="goodput")
         assert llm.chat(STORY, PARAMS).token_ids == plain.token_ids
     assert played == ["eagle"], "a lookup has nothing to capture"
+    assert ready == [(4, TRIED)] * 2, "but what is there for all"
     llm.switch("layer_skip", control="goodput")
     assert played == ["eagle"], "what cannot forget the texts of a rehearsal is not rehearsed"
     controller = llm.engine.controller

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from outrider.bench.plan import Plan
+from outrider.bench.runner import Runner
+from outrider.bench.workloads import Prompt, Workload
 from outrider.config import SamplingParams
 from outrider.llm import LLM
 from outrider.models.rounds import Machine
@@ -37,6 +42,23 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 def measurer(llm: LLM) -> Measurer:
     prompts = [llm.tokenizer.encode(text) for text in TEXTS]
     return Measurer(llm, prompts, SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.0))
+
+
+def test_the_collector_does_not_look_at_the_model_while_something_is_measured(llm: LLM) -> None:
+    frozen = list[int]()
+
+    def clock() -> float:
+        frozen.append(gc.get_freeze_count())
+        return time.perf_counter()
+
+    found = measurer(llm)
+    found.clock = clock
+    found.run("ngram", (1,), (1,))
+    assert min(frozen) > 1000
+    frozen.clear()
+    prompts = tuple(Prompt(({"role": "user", "content": text},)) for text in TEXTS)
+    Runner(llm, Plan(("ngram",), (Workload("mine", "test", prompts),), 8, repeats=1), clock=clock).run()
+    assert min(frozen) > 1000 and not gc.get_freeze_count()
 
 
 def test_a_tree_against_a_text() -> None:
