@@ -6,29 +6,26 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_depth = 0
-
 
 @contextmanager
 def frozen() -> Iterator[None]:
     """Nothing that exists now is collected inside: a full collection over a model's objects takes a third of a second, in which
     nobody is answered. One within another adds what exists by then, and ends with the outer one."""
-    global _depth
+    inner = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
-    _depth += 1
     try:
         yield
     finally:
-        _depth -= 1
-        if not _depth:
+        if not inner:
             gc.unfreeze()
 
 
 def collect() -> None:
     """Free what nobody can reach, of what was frozen as well."""
-    if _depth:
+    inside = gc.get_freeze_count() > 0
+    if inside:
         gc.unfreeze()
     gc.collect()
-    if _depth:
+    if inside:
         gc.freeze()
