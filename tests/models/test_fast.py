@@ -288,6 +288,9 @@ class TestWhatIsKept:
         target.prepare(2, 8)
         assert [s.requests for s in made] == [1, 2, 4] and all(s.rows == s.requests and not s.columns for s in made)
         assert target.machine.patient, "from now on what is roomier stands in again"
+        with target.machine.exact():
+            target.prepare(2, 8)
+            assert not target.machine.patient, "but where nothing is to stand in for anything"
         monkeypatch.setattr(target.machine, "kept", lambda shape, make: _no_memory())
         target.prepare(1000, 8)
 

@@ -301,11 +301,11 @@ class Machine:
     @contextlib.contextmanager
     def exact(self) -> Iterator[None]:
         """What is asked for is what is run meanwhile: nothing roomier stands in for it."""
-        self.patient = False
+        before, self.patient = self.patient, False
         try:
             yield
         finally:
-            self.patient = True
+            self.patient = before
 
     def captured(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
         """`work` as a graph; None, once and for all, for a model whose pass cannot be captured: it is then run as it is."""
