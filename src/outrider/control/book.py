@@ -59,12 +59,6 @@ class Asked:
     promised: float = 0.0
     chain: bool = False
 
-    @property
-    def trial(self) -> bool:
-        """Whether a few of a crowd were tried and nobody else had guesses: what such a round takes, alone among plain ones, tells
-        little of rounds in which all have some."""
-        return 0 < len(self.probes) == self.drafted and len(self.ids) > CROWD
-
     def like(self, other: Asked | None) -> bool:
         """Whether another round was asked for the same, as far as time is concerned."""
         if other is None:

@@ -242,10 +242,6 @@ class Costs:
         mean = frequent if batch > CROWD else robust
         self._wait[chain].setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
 
-    def waited(self, batch: int, chain: bool = False) -> bool:
-        """Whether it is known what rounds with guesses wait for in such batches."""
-        return bucket(batch) in self._wait[chain]
-
     def verify(self, batch: int, rows: Floats, chain: bool = False) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
         size, wide = bucket(batch), _either(self._verify, chain)

@@ -179,7 +179,7 @@ class Goodput:
             if asked.deepest and not self.costs.tried:
                 self._allowance.owe(min(event.draft_seconds, event.verify_seconds), len(event.committed))
             self._learn(asked, event, wall, alone)
-        if asked.deepest and not (alone or waits or asked.trial):
+        if asked.deepest and not alone and not waits:
             self._hear(asked, event, wall)
         if asked.probes:
             more = longer[0] - self._usual.seconds(self._book.round, *longer[1:]) if longer else 0.0
@@ -231,7 +231,7 @@ class Goodput:
             rest = max(0.0, wall - event.verify_seconds - (costs.other(batch) if known else 0.0))
             drafting = min(event.draft_seconds, rest) if known else event.draft_seconds
             self._book_drafting(asked, drafting)
-            if known and not (asked.trial and costs.waited(batch, asked.chain)):
+            if known:
                 costs.add_wait(batch, asked.deepest, rest - drafting, asked.chain)
         elif costs.ahead and not asked.ahead:  # it might have been, and was not since a trial was due, or had been
             self._allowance.wait(max(0.0, wall - event.verify_seconds - costs.other(batch)), batch)
