@@ -69,7 +69,9 @@ class FastTarget(ModelTarget):
         """Capture the rounds of up to so many requests in sequences that are not long, as far as memory goes: else that would
         happen in the midst of somebody's answer."""
         with self.machine.exact(), contextlib.suppress(torch.OutOfMemoryError):
-            for shape in quiet(most, tried, self.needs.features) if self.machine.graphs else ():
+            for shape in quiet(most, tried, self.needs.features):
+                if self.needs.logits or not self.machine.graphs:
+                    return
                 self.machine.round(shape)
 
     def place(self, batch: Batch, proposal: Proposal) -> Proposal:
