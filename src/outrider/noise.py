@@ -15,18 +15,18 @@ rounded to fp32: fp64 logarithms of different libraries differ in the last bit a
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import secrets
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from .kernels import there
 
 Words = npt.NDArray[np.uint64]
 Singles = npt.NDArray[np.float32]
@@ -126,7 +126,7 @@ def gumbel_rows(
     devices a kernel or integer tensor operations, without a host sync: the values are equal. `cache` (CPU) saves repeated rows.
     """
     if torch.device(device).type != "cpu":
-        made = _fused_rows if _fused(torch.device(device).type) else tensor_rows
+        made = _fused_rows if there(torch.device(device).type) else tensor_rows
         return made(key_tensor(keys, device), positions.to(device), vocab).to(dtype)
     cache = cache or NoiseCache()
     rows = [cache.row(k, p, vocab) for k, p in zip(key_list(keys), positions.tolist(), strict=True)]
@@ -163,12 +163,6 @@ def key_tensor(keys: Sequence[int] | Tensor, device: torch.device | str) -> Tens
 def key_list(keys: Sequence[int] | Tensor) -> list[int]:
     """Keys as unsigned Python ints."""
     return [k & (2**64 - 1) for k in (keys.tolist() if isinstance(keys, Tensor) else keys)]
-
-
-@functools.cache
-def _fused(kind: str) -> bool:
-    """Whether devices of this kind have a kernel for it."""
-    return kind == "cuda" and find_spec("triton") is not None
 
 
 def _fused_rows(keys: Tensor, positions: Tensor, vocab: int) -> Tensor:

@@ -89,7 +89,7 @@ def test_with_one_that_is_asked_for_all_others_whose_round_is_read_are_made() ->
 def test_what_could_not_be_made_is_owed_still() -> None:
     kv = Noting()
     requests, _ = owing(kv, 2, 5)
-    store, kv._store = kv._store, Failing()  # type: ignore[method-assign]
+    store, kv._store = kv._store, no_memory  # type: ignore[method-assign]
     for pay in (kv.pay_for, lambda r: kv.pay([r])):
         with pytest.raises(torch.OutOfMemoryError):
             pay(requests[0])
@@ -99,6 +99,5 @@ def test_what_could_not_be_made_is_owed_still() -> None:
     assert [kv.made(r, 5) for r in requests] == [5, 5]
 
 
-class Failing:
-    def __call__(self, chunks: Sequence[Chunk]) -> None:
-        raise torch.OutOfMemoryError("no memory")
+def no_memory(chunks: Sequence[Chunk]) -> None:
+    raise torch.OutOfMemoryError("no memory")

@@ -296,12 +296,8 @@ class TestWhatIsKept:
 
     def test_want_of_memory_with_nothing_to_drop_is_raised(self) -> None:
         machine = World(decoder("llama", True)).target.machine
-
-        def make() -> str:
-            raise torch.OutOfMemoryError("no memory")
-
         with pytest.raises(torch.OutOfMemoryError):
-            machine.kept((1,), make)
+            machine.kept((1,), _no_memory)
 
 
 def _no_memory() -> None:

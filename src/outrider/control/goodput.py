@@ -183,7 +183,7 @@ class Goodput:
             self._hear(asked, event, wall)
         if asked.probes:
             more = longer[0] - self._usual.seconds(self._book.round, *longer[1:]) if longer else 0.0
-            early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, more)
+            early = 0.0 if not asked.early or asked.ahead else max(event.draft_seconds, more)  # begun in the last one's time
             self._charge(asked, event, wall + early, spiked, asked.early and bool(before and before.probes))
         if self._given_up and asked.deepest and not asked.probes:
             self._regret(event, wall)

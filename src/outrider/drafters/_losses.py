@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import BadInput
+from ..kernels import there
 
 LOSSES = ("kl", "tv", "hybrid")
 _ENTRIES = 2**28
@@ -98,7 +98,7 @@ class Plain:
 
 
 def _twin(guess: Tensor) -> Any:
-    if not guess.is_cuda or find_spec("triton") is None:
+    if not there(guess.device.type):
         return Plain
     from ..kernels import distances
 

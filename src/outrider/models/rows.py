@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from .. import tree
 from ..cache.paged import PagedCache
-from ..kernels import BLOCK
+from ..kernels import BLOCK, there
 from ..types import NONE
 from .layout import Layout
 
@@ -39,9 +38,9 @@ class Rows:
 
 def anchors(cache: object) -> bool:
     """Whether the anchored kernels can serve this KV: paged, on CUDA, in a dtype they know."""
-    if not isinstance(cache, PagedCache) or cache.device.type != "cuda" or cache.block_size != BLOCK:
+    if not isinstance(cache, PagedCache) or not there(cache.device.type) or cache.block_size != BLOCK:
         return False
-    return cache.dtype in (torch.bfloat16, torch.float16, torch.float32) and find_spec("triton") is not None
+    return cache.dtype in (torch.bfloat16, torch.float16, torch.float32)
 
 
 def rows_of(layout: Layout, cache: Any, group: int, max_len: int) -> Rows:
