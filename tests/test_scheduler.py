@@ -219,6 +219,24 @@ def test_remove_is_safe_for_anyone() -> None:
     assert own.idle and own.next() is None
 
 
+@pytest.mark.parametrize(("capacity", "waits", "goes"), [(10_000, False, True), (10_000, True, False), (200, False, False)])
+def test_those_who_ended_take_no_part_before_they_are_told_so_unless_others_need_their_place(
+    capacity: int, waits: bool, goes: bool
+) -> None:
+    own = scheduler(capacity, max_requests=2)
+    one, two = request(5, new=50), request(5, new=50)
+    for made in (one, two, *([request(5, new=50)] if waits else [])):
+        own.add(made)
+    play(own)
+    batch = own.next()
+    assert batch is not None and own.part(batch, [0, 0]) and own.running == [one, two]
+    assert own.part(batch, [0, 2]) == goes
+    left = [one] if goes else [one, two]
+    assert own.running == left and play(own) is not None
+    own.remove(two)
+    assert own.running[:1] == [one] and two not in own.running
+
+
 # Rounds launched before the one before was read
 
 

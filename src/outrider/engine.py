@@ -62,7 +62,7 @@ class Engine:
 
     def step(self) -> StepEvent | None:
         """One round, or None when there is nothing to do. Where nothing has to be known for it, the next one is launched before
-        this one is read; else before its text is told, unless somebody's end makes room for others."""
+        this one is read; else before its text is told, unless somebody's end matters to others."""
         owed, self._owed = self._owed, None
         if owed is not None:
             return owed
@@ -76,7 +76,7 @@ class Engine:
         except BaseException:
             self._ground(pending)
             raise
-        if pending.answer is not None and self.ahead is None and not any(outcome.finish):
+        if pending.answer is not None and self.ahead is None and self.scheduler.part(pending.batch, outcome.finish):
             try:
                 self.ahead = self.launch(early=True)
             except BaseException:

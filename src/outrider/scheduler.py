@@ -107,6 +107,17 @@ class Scheduler:
         elif request in self.waiting:
             self.waiting.remove(request)
 
+    def part(self, batch: Batch, ends: Sequence[int]) -> bool:
+        """Those of a round that was read who ended (`ends` is not 0) take part in no other, though they are told so later. False,
+        and nothing is changed, where that is to be told first: others wait for their place, or may need their memory."""
+        gone = [request.id for request, end in zip(batch.requests, ends, strict=True) if end]
+        if gone and (self.waiting or not self._plenty(len(self.running))):
+            return False
+        if gone:
+            self._steady, self._members = None, ()
+            self.running = [request for request in self.running if request.id not in gone]
+        return True
+
     def calm(self, batch: Batch) -> bool:
         """Whether the next round's batch is known before `batch`'s round is read: all write, nobody is let in or would have
         to give way."""

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache as memo
+from typing import Any
 
 import pytest
+import torch
 
 from outrider import registry
 from outrider.accept import coupled
 from outrider.config import SamplingParams
+from outrider.engine import Engine, Pending
+from outrider.scheduler import Scheduler
+from outrider.types import Batch
 
 from .. import probes, tiny
 from .drafters import every
@@ -207,3 +212,44 @@ def check_statistics(request) -> None:
     assert sum(o >= 0 for o in request.origins) == stats.accepted <= stats.drafted
     assert stats.rounds <= stats.tokens <= stats.rounds + stats.drafted
     assert all(0 <= a <= o for a, o in zip(stats.accepted_at, stats.offered_at, strict=True))
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a captured round would answer, of one that was not."""
+
+    round: Pending
+
+    def read(self) -> tuple[list[list[int]], list[Any]]:
+        verdict, proposal = self.round.verdict, self.round.proposal
+        heads = torch.stack([verdict.accepted, verdict.counts, verdict.finish], dim=1)
+        parts = (proposal.sizes, proposal.tokens, proposal.parents, proposal.source)
+        path = torch.cat([verdict.path, torch.zeros_like(verdict.tokens)], dim=1)[:, : verdict.tokens.shape[1]]
+        return torch.cat([heads, verdict.tokens, path], dim=1).tolist(), [part.tolist() for part in parts]
+
+    def seconds(self) -> float:
+        return 1e-3
+
+
+@pytest.mark.parametrize("tokens", [4096, 420])
+@pytest.mark.parametrize("option", ["greedy", "sampled"])
+@pytest.mark.parametrize("name", every())
+def test_launched_before_the_last_round_was_told(name: str, option: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the next round begins before anybody hears of the last one, also of those who ended in it, if there is memory."""
+    inner, part, parted = Engine._round, Scheduler.part, []
+
+    def round_(self: Engine, batch: Batch, guess: bool) -> Pending:
+        pending = inner(self, batch, guess)
+        return replace(pending, answer=Told(pending)) if set(batch.pending) == {1} and all(batch.ready) else pending
+
+    def parts(self: Scheduler, batch: Batch, ends: Sequence[int]) -> bool:
+        found = part(self, batch, ends)
+        parted.append(found and any(ends) and bool(self.running))
+        return found
+
+    expected, drafter = plain(option), every()[name](answers(option))
+    monkeypatch.setattr(Engine, "_round", round_)
+    monkeypatch.setattr(Engine, "_blind", lambda self, pending: False)
+    monkeypatch.setattr(Scheduler, "part", parts)
+    assert tuple(map(tuple, tiny.World(tokens=tokens).run(drafter, requests(OPTIONS[option])))) == expected
+    assert any(parted) or tokens == 420 or option == "sampled"  # where all write as many tokens, all may end at once
