@@ -235,7 +235,7 @@ class Told:
 @pytest.mark.parametrize("option", ["greedy", "sampled"])
 @pytest.mark.parametrize("name", every())
 def test_launched_before_the_last_round_was_told(name: str, option: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the next round begins before anybody hears of the last one, also of those who ended in it, if there is memory."""
+    """As on a GPU: the next round begins before anybody hears of the last one, also of those who ended, given memory."""
     inner, part, parted = Engine._round, Scheduler.part, []
 
     def round_(self: Engine, batch: Batch, guess: bool) -> Pending:

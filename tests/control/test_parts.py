@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -330,8 +330,8 @@ def test_a_depth_that_was_opened_is_weighed_also_in_crowds() -> None:
             costs.add_verify(n, rows, seconds)
     every = np.full((n, 8), 0.9)
     load = Load(n, n, n, every, np.ones((n, 8)), np.zeros(n, int), np.full(n, 8))
-    assert max(Planner(replace(load, open=frozenset({1, 3})), costs).best().depths) == 3
-    assert max(Planner(replace(load, open=frozenset({0})), costs).best().depths) == 0
+    assert max(Planner(load, costs).best({1, 3}).depths) == 3
+    assert max(Planner(load, costs).best({0}).depths) == 0
 
 
 def test_where_only_plain_passes_were_seen_guesses_begin_at_their_price() -> None:

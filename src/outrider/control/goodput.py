@@ -306,7 +306,7 @@ class Goodput:
         self._planned, self._among, self._load = self._book.round, among, load
         self._off, self._stale, self._size = not any(plan.depths), False, len(batch)
         self._judge.renew()
-        self._gain = plan.speed / planner.value(load.low).speed if any(plan.depths) else 1.0
+        self._gain = plan.speed / planner.least.speed if any(plan.depths) else 1.0
         self._thought.planned(self._clock() - begun, bucket(len(batch)) if self._off else None)
         self._usual_depth = median_low(plan.depths) if plan.depths else None
         mean = sum(plan.depths) / len(plan.depths)
@@ -318,7 +318,7 @@ class Goodput:
         load, stalls = planner.load, self._stalls
         most = int(load.high.max(initial=0))
         if self._judge.rests(load.batch):
-            return planner.value(load.low)
+            return planner.least
         if not self.costs.tried and not self.overlaps and load.batch == 1:
             return planner.value(np.maximum(load.low, np.minimum(load.high, 1)))
         open_ = frozenset(d for d in range(most + 1) if stalls.open(load.batch, d))
@@ -326,7 +326,7 @@ class Goodput:
         if len(open_) > most:
             stalls.content()
             return plan
-        best = Planner(replace(load, open=open_), self.costs).best()
+        best = planner.best(open_)
         if max(plan.depths) not in open_ and plan.speed > best.speed * BETTER:
             stalls.want(load.batch, max(plan.depths), plan.speed / best.speed - 1)
         else:

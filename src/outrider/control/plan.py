@@ -7,7 +7,7 @@ tokens per second wins. A request's chances fall with depth, so a prefix is a de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -32,8 +32,8 @@ class Load:
     requests that may look ahead, `accept [N, D]` and `offer [N, D]` are conditional chances by position; `low` and `high [N]`
     bound the depth. A level of guesses is `width` rows. `reach [N, D]`: the chance that a position is offered given that those
     before it were accepted, where it is known apart from `offer` (who offers much mostly knows why). `paced`: the
-    drafter itself goes no deeper than it pays, so that it is let or not, and many at once up to a common limit. `open`: depths
-    that may be used at all (None: any). `chain`: of a drafter of trees, guesses are to be chains. `fresh`: nobody has a record
+    drafter itself goes no deeper than it pays, so that it is let or not, and many at once up to a common limit. `chain`: of a
+    drafter of trees, guesses are to be chains. `fresh`: nobody has a record
     yet, so that all have the same chances."""
 
     batch: int
@@ -46,7 +46,6 @@ class Load:
     width: float = 1.0
     reach: Floats | None = None
     paced: bool = False
-    open: frozenset[int] | None = None
     chain: bool = False
     fresh: bool = False
 
@@ -76,6 +75,7 @@ class Planner:
         self._value, self._rows = value.ravel(), offered.ravel()
         self._level, self._levels = np.arange(positions), np.arange(positions + 1.0)
         self._other = costs.other(load.batch)
+        self._plans = dict[int, Plan]()
 
     @cached_property
     def _order(self) -> NDArray[np.intp]:
@@ -89,26 +89,36 @@ class Planner:
         table = np.stack([self.costs.drafts(1 << k, self._levels, load.chain) for k in classes])
         return table * (self._levels > 0) + self.costs.waits(load.batch, self._levels, load.chain)
 
-    def best(self) -> Plan:
-        """The depths with most tokens per second. Forced depths (`low`) are always in."""
-        return self._best
-
-    @cached_property
-    def _best(self) -> Plan:
+    def best(self, open_: Collection[int] | None = None) -> Plan:
+        """The depths with most tokens per second, of those that may be used at all (None: any). Forced depths (`low`) are always
+        in."""
         high = self.load.high
         if len(high) == 1 and not self.load.low[0]:
-            return self._alone(int(high[0]))
-        found, most = self.value(self.load.low), int(high.max(initial=0))
-        if self._even and alike(self.load, self.costs) <= found.speed:
-            return found
-        worth = limits(most, len(high)) if self.load.open is None else self.load.open
-        allowed = {most} if self.load.free else set(range(1, most + 1))
-        ways = [way for limit in sorted(allowed.intersection(worth)) if (way := self._way(limit)) is not None]
-        for way, totals in zip(ways, self._totals([order for _, order, _ in ways]), strict=True):
-            plan = self._along(way, *totals)
-            if plan.speed > found.speed:
-                found = plan
-        return found
+            return self._alone(int(high[0]), open_)
+        if self._hopeless:
+            return self.least
+        most = int(high.max(initial=0))
+        worth = limits(most, len(high)) if open_ is None else open_
+        allowed = sorted(({most} if self.load.free else set(range(1, most + 1))).intersection(worth))
+        self._weigh([limit for limit in allowed if limit not in self._plans])
+        return max((self.least, *(self._plans[limit] for limit in allowed)), key=lambda plan: plan.speed)
+
+    @cached_property
+    def least(self) -> Plan:
+        """No more than forced depths."""
+        return self.value(self.load.low)
+
+    @cached_property
+    def _hopeless(self) -> bool:
+        """Whether a glance tells that no guesses pay."""
+        return self._even and alike(self.load, self.costs) <= self.least.speed
+
+    def _weigh(self, worth: Sequence[int]) -> None:
+        """The best plans with these limits on the depth."""
+        ways = {limit: way for limit in worth if (way := self._way(limit)) is not None}
+        totals = self._totals([order for _, order, _ in ways.values()])
+        self._plans |= dict.fromkeys(worth, self.least)
+        self._plans |= {limit: self._along(way, *some) for (limit, way), some in zip(ways.items(), totals, strict=True)}
 
     @property
     def _even(self) -> bool:
@@ -124,14 +134,14 @@ class Planner:
         drafting = self.costs.guessing(self.load.batch, int((depths > 0).sum()), deepest, chain)
         return Plan(tuple(depths.tolist()), float(tokens[-1] / (seconds[-1] + drafting)))
 
-    def _alone(self, high: int) -> Plan:
+    def _alone(self, high: int, open_: Collection[int] | None) -> Plan:
         """One free request: its depths in a row."""
         [(tokens, seconds)] = self._totals([np.arange(high)])
         levels = np.arange(high + 1.0)
         chain = self.load.chain
         speed = tokens / (seconds + self.costs.drafts(1, levels, chain) + self.costs.waits(1, levels, chain))
-        if self.load.open is not None:
-            speed = np.where([k == 0 or k in self.load.open for k in range(high + 1)], speed, 0.0)
+        if open_ is not None:
+            speed = np.where([k == 0 or k in open_ for k in range(high + 1)], speed, 0.0)
         depth = int(speed.argmax())
         return Plan((high if depth and self.load.free else depth,), float(speed[depth]))
 
