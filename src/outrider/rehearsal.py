@@ -29,7 +29,7 @@ MOST = max(SIZES)
 SETTLING, PLAIN, ROUNDS = 2, 9, 5
 """Rounds that tell nothing (what comes next is captured in the time of the first, and played in the second), those without
 guesses, which are launched ahead (so many that reading what they leave is captured, too), and those of each depth and width."""
-SECONDS, WHOLE = 4.0, 60.0
+SECONDS, WHOLE = 6.0, 60.0
 """Seconds of rounds, and with all that is compiled and captured, from which on no more is begun."""
 STALL = 0.1
 """A round counts for at most so many seconds: the rest is compiling."""

@@ -64,3 +64,19 @@ def test_crowds_a_little_apart_are_read_once(monkeypatch: pytest.MonkeyPatch) ->
     for batch in (*range(1, 17), *range(57, 64)):
         usual.seconds(0, batch, batch)
     assert asked == [*range(1, 17), 60, 64]
+
+
+def test_a_jittering_wait_says_nothing_of_other_depths() -> None:
+    """Most rounds wait for nothing, so that one of half a millisecond is a hundred times as much as usual."""
+    chance, made = np.random.default_rng(0), Costs()
+
+    def wait(depth: int, mean: float, deviation: float) -> None:
+        for seconds in chance.normal(mean, deviation, 30):
+            made.add_wait(60, depth, max(0.0, seconds))
+
+    wait(2, 0.0, 5e-5)
+    wait(4, 0.0, 5e-5)
+    before = made.waits(60, np.array([2.0, 4.0]))
+    wait(4, 5e-4, 2e-4)
+    after = made.waits(60, np.array([2.0, 4.0]))
+    assert after[0] == before[0] < 1e-4 and after[1] > 3e-4, "the other one, and only that"

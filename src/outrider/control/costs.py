@@ -34,8 +34,8 @@ HOPE = 0.1
 """Share of the rise between two sizes that is believed to come before the larger one is almost reached."""
 ALIKE = 4.0
 """Samples that the line through all depths is worth where one depth is measured."""
-DAMPED = 0.5
-"""Exponent of a change of one size, for others, on a device whose passes take what they take."""
+DAMPED, STILL = 0.5, 0.0
+"""Exponent of a change of one size, for others, on a device whose passes take what they take; and where others stay the same."""
 LIKE = 4.0
 """Times that a curve may lie above or below the one whose shape it borrows."""
 REACH = 1.2
@@ -238,9 +238,10 @@ class Costs:
 
     def add_wait(self, batch: int, depth: int, seconds: float, chain: bool = False) -> None:
         """What a round with guesses to this depth took outside drafting and verifying, beyond a plain one. In crowds somebody
-        ends every few rounds, after which none can be launched ahead."""
+        ends every few rounds, after which none can be launched ahead. It is nothing in most rounds, so that many times as much at
+        one depth says nothing of others."""
         mean = frequent if batch > CROWD else robust
-        self._wait[chain].setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds)
+        self._wait[chain].setdefault(bucket(batch), Curve(mean=mean)).add(depth, seconds, STILL)
 
     def verify(self, batch: int, rows: Floats, chain: bool = False) -> Floats:
         """Seconds of passes over `rows` rows (fractions are averages) for a batch of this size."""
