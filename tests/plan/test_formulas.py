@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from outrider.plan import formulas
 from outrider.plan.acceptance import Answer, Chances, Record
-from outrider.plan.costs import Samples, Table, typical
+from outrider.plan.costs import Samples, Table, ascending, typical
 from outrider.plan.predict import best, break_even, grid, predict, share
 
 TABLE = {
@@ -125,6 +129,39 @@ def test_what_is_measured_can_be_written_and_read() -> None:
     assert table.verify(1, 3) == pytest.approx(0.03) and table.verify(1, 18) == pytest.approx(0.18)
     assert table.draft(1, 2) == pytest.approx(0.002) and table.draft(1, 0) == 0.0 and table.begin(1) == 0.0
     assert typical([1.0] * 40 + [50.0]) == 1.0 and typical([1.0, 3.0]) == 2.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 10.0), st.integers(1, 40)), min_size=1, max_size=12))
+def test_curves_that_never_fall_are_the_nearest_ones(found: list[tuple[float, int]]) -> None:
+    """Against each neighbour along any block moved a little, and the mean that has to stay."""
+    values, weights = np.array([v for v, _ in found]), np.array([w for _, w in found], dtype=float)
+    best = np.array(ascending(values.tolist(), weights.tolist()))
+    assert np.all(np.diff(best) >= 0) and best @ weights == pytest.approx(values @ weights)
+
+    def missed(curve: NDArray[np.float64]) -> float:
+        return float(weights @ (curve - values) ** 2)
+
+    for first in range(len(found)):
+        for last in range(first, len(found)):
+            for step in (-1e-3, 1e-3):
+                other = best.copy()
+                other[first : last + 1] += step
+                assert np.any(np.diff(other) < 0) or missed(other) >= missed(best) - 1e-9
+
+
+def test_noise_makes_no_deeper_guess_cheaper() -> None:
+    """Passes of more rows and more levels never take less, but a plain pass may take more than one drafted for."""
+    samples = Samples()
+    for depth, seconds in ((2, 3.0), (4, 2.0), (6, 4.0)):
+        samples.add("draft", 1, depth, seconds)
+        samples.add("verify", 1, 1 + depth, seconds / 10)
+        samples.add("other", 1, depth, 1.0 / depth)
+    samples.add("plain", 1, 0, 1.0)
+    table = samples.table(asked=True)
+    assert [table.draft(1, k) for k in (2, 4, 6)] == [2.5, 2.5, 4.0]
+    assert [table.verify(1, n) for n in (3, 5, 7)] == [0.25, 0.25, 0.4] and table.verify(1, 1) == table.plain(1) == 1.0
+    assert table.other(1, 6) < table.other(1, 2), "the host's part may be less"
 
 
 @pytest.mark.parametrize(

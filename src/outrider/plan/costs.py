@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -44,8 +44,10 @@ def typical(seconds: Iterable[float]) -> float:
     return sum(ordered) / len(ordered)
 
 
-Curves = Mapping[int, Points]
+Curves = dict[int, Points]
 PARTS = ("verify", "plain", "draft", "other", "reading", "begin", "nodes")
+RISING = frozenset({"verify", "draft"})
+"""More rows and more levels never take less: where few samples say so, it is noise."""
 
 
 @dataclass(slots=True)
@@ -70,10 +72,12 @@ class Samples:
 
     def table(self, asked: bool) -> Table:
         """Typical values of all."""
-        for (batch, _), seconds in self.parts["plain"].items():
-            self.parts["verify"].setdefault((batch, batch), seconds)
+        curves = {name: _curves(found, name in RISING) for name, found in self.parts.items()}
+        for batch, ((_, plain),) in curves["plain"].items():  # where none of as many rows was drafted for
+            points = dict(curves["verify"].get(batch, ()))
+            curves["verify"][batch] = tuple(sorted(({float(batch): plain} | points).items()))
         context = (min(self.contexts), max(self.contexts)) if self.contexts else (0, 0)
-        return Table({name: _curves(found) for name, found in self.parts.items()}, asked, context)
+        return Table(curves, asked, context)
 
 
 def merged(many: Iterable[Samples]) -> Samples:
@@ -87,11 +91,28 @@ def merged(many: Iterable[Samples]) -> Samples:
     return total
 
 
-def _curves(samples: Mapping[tuple[int, int], list[float]]) -> Curves:
-    found: dict[int, list[tuple[float, float]]] = defaultdict(list)
+def _curves(samples: Mapping[tuple[int, int], list[float]], rising: bool = False) -> Curves:
+    found: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
     for (batch, size), seconds in sorted(samples.items()):
-        found[batch].append((float(size), typical(seconds)))
-    return {batch: tuple(points) for batch, points in found.items()}
+        found[batch].append((float(size), typical(seconds), len(seconds)))
+    curves = {}
+    for batch, points in found.items():
+        sizes, seconds_, counts = zip(*points, strict=True)
+        curves[batch] = tuple(zip(sizes, ascending(seconds_, counts) if rising else seconds_, strict=True))
+    return curves
+
+
+def ascending(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The values that never fall and are nearest to these in weighted squares (pool adjacent violators, Barlow et al. 1972)."""
+    blocks = list[tuple[float, float, int]]()
+    for value, weight in zip(values, weights, strict=True):
+        mean, total, count = value, weight, 1
+        while blocks and blocks[-1][0] > mean:
+            before, weighs, many = blocks.pop()
+            mean = (before * weighs + mean * total) / (weighs + total)
+            total, count = total + weighs, count + many
+        blocks.append((mean, total, count))
+    return [mean for mean, _, count in blocks for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,11 +35,12 @@ Tell = Callable[[str, float], None]
 PLAIN = "none"
 WARM = 8
 """Tokens that are written before anything counts."""
-ENOUGH, PLENTY, PATIENCE = 6, 40, 6
-"""Rounds of every depth that are to be measured, as many as are worth it where they are quick, and how many times as many texts
-as asked for are written for them at most (on a GPU at least for `QUICK` seconds, however many that are)."""
-WARMING, QUICK = 0.5, 8.0
-"""Seconds of warming up, and for which it is gone on: on a GPU always, since its hosts have slow moments that last a second."""
+ENOUGH, MANY, PLENTY, PATIENCE = 6, 16, 40, 6
+"""Rounds of every depth that are to be measured, as many as are worth it where they are not slow, or quick, and how many times as
+many texts as asked for are written for them at most (on a GPU at least for `QUICK` seconds, however many that are)."""
+WARMING, QUICK, SLOW = 0.5, 8.0, 30.0
+"""Seconds of warming up; for which it is gone on (on a GPU always, since its hosts have slow moments that last a second) for
+`PLENTY`; and for `MANY`."""
 CALM, LONG = 3, 30.0
 """Groups in a row in which nothing had to be captured, after which a GPU is warm; and seconds after which it has to be."""
 
@@ -147,8 +148,9 @@ class Measurer:
         control = Stretches(drafter, depths, samples, self.clock)
         most, begun = PATIENCE * len(groups) * self.repeats, self.clock()
         for i in count():
-            early = self.clock() - begun < QUICK
-            enough = i >= most or control.least >= (PLENTY if early else ENOUGH)
+            passed = self.clock() - begun
+            early, worth = passed < QUICK, PLENTY if passed < QUICK else MANY if passed < SLOW else ENOUGH
+            enough = i >= most or control.least >= worth
             if i >= len(groups) * self.repeats and enough and not (early and self._on_gpu):
                 break
             self.tell(f"{spec}: what rounds cost, {batch} at a time", min(1.0, i / most))
