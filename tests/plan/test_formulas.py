@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from outrider.plan import formulas
 from outrider.plan.acceptance import Answer, Chances, Record
-from outrider.plan.costs import Samples, Table, ascending, typical
+from outrider.plan.costs import Samples, Table, ascending, merged, typical
 from outrider.plan.predict import best, break_even, grid, predict, share
 
 TABLE = {
@@ -162,6 +162,24 @@ def test_noise_makes_no_deeper_guess_cheaper() -> None:
     assert [table.draft(1, k) for k in (2, 4, 6)] == [2.5, 2.5, 4.0]
     assert [table.verify(1, n) for n in (3, 5, 7)] == [0.25, 0.25, 0.4] and table.verify(1, 1) == table.plain(1) == 1.0
     assert table.other(1, 6) < table.other(1, 2), "the host's part may be less"
+
+
+def test_passes_that_go_on_from_a_draft_take_what_its_depth_leaves() -> None:
+    """Two rows cost 3 after one level, of which no state is left for the second row, and 1 after four, of which there is."""
+    samples = Samples()
+    for depth, rows, seconds in ((1, 2, 3.0), (4, 2, 1.0), (4, 5, 2.0)):
+        samples.add("verify", 1, rows, seconds)
+        samples.resumed[1, depth].append((rows, seconds))
+        samples.add("draft", 1, depth, 0.1 * depth)
+    samples.add("plain", 1, 0, 4.0)
+    table = merged([samples]).table(asked=True)
+    assert table.verify(1, 2) == pytest.approx(2.0) and table.beyond(1, 1) == pytest.approx(1.0)
+    assert table.beyond(1, 4) == pytest.approx(-0.5)
+    assert Table.of_json(table.as_json()) == table
+    shallow = predict(Chances((1.0,)), table, 1, 1)
+    assert shallow.round_seconds == pytest.approx(0.1 + 3.0)
+    record = Record((Answer((1, 1, 0), (1, 1, 1), 4, 4, 9),))
+    assert predict(record, table, 1, 1).round_seconds == pytest.approx(0.1 + 3.0)
 
 
 @pytest.mark.parametrize(

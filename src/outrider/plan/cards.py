@@ -111,6 +111,10 @@ class Estimate:
         """Not known."""
         return 0.0
 
+    def beyond(self, batch: int, depth: float) -> float:
+        """Nothing: drafters that run the target's own layers are refused."""
+        return 0.0
+
     def knows(self, batch: int, rows: float) -> bool:
         """Nothing was measured."""
         return False

@@ -33,6 +33,7 @@ class Costs(Protocol):
     def reading(self, batch: int) -> float: ...
     def begin(self, batch: int) -> float: ...
     def nodes(self, batch: int, depth: float) -> float: ...
+    def beyond(self, batch: int, depth: float) -> float: ...
     def knows(self, batch: int, rows: float) -> bool: ...
 
 
@@ -45,19 +46,21 @@ def typical(seconds: Iterable[float]) -> float:
 
 
 Curves = dict[int, Points]
-PARTS = ("verify", "plain", "draft", "other", "reading", "begin", "nodes")
+PARTS = ("verify", "plain", "draft", "other", "reading", "begin", "nodes", "beyond")
 RISING = frozenset({"verify", "draft"})
 """More rows and more levels never take less: where few samples say so, it is noise."""
 
 
 @dataclass(slots=True)
 class Samples:
-    """Rounds as they were measured: each part by batch and size (see `Table`)."""
+    """Rounds as they were measured: each part by batch and size (see `Table`); `resumed`: rows and seconds of passes that went on
+    from states of the draft, by batch and depth."""
 
     parts: dict[str, dict[tuple[int, int], list[float]]] = field(
         default_factory=lambda: {name: defaultdict(list) for name in PARTS}
     )
     contexts: list[int] = field(default_factory=list)
+    resumed: dict[tuple[int, int], list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, part: str, batch: int, size: int, seconds: float) -> None:
         """One measurement."""
@@ -77,7 +80,11 @@ class Samples:
             points = dict(curves["verify"].get(batch, ()))
             curves["verify"][batch] = tuple(sorted(({float(batch): plain} | points).items()))
         context = (min(self.contexts), max(self.contexts)) if self.contexts else (0, 0)
-        return Table(curves, asked, context)
+        table = Table(curves, asked, context)
+        for (batch, depth), passes in sorted(self.resumed.items()):
+            more = sum(seconds - table.verify(batch, rows) for rows, seconds in passes) / len(passes)
+            curves["beyond"][batch] = (*curves["beyond"].get(batch, ()), (float(depth), more))
+        return table
 
 
 def merged(many: Iterable[Samples]) -> Samples:
@@ -87,6 +94,8 @@ def merged(many: Iterable[Samples]) -> Samples:
         for part, found in one.parts.items():
             for (batch, size), seconds in found.items():
                 total.parts[part][batch, size] += seconds
+        for key, passes in one.resumed.items():
+            total.resumed[key] += passes
         total.contexts += one.contexts
     return total
 
@@ -121,7 +130,9 @@ class Table:
     like it; `plain`: a pass of the others, at 0 (one drafted for in vain may go on from the draft's states); `draft`: over
     levels (`asked` for, else those that were offered); `other`: over the same, 0 for plain rounds; `reading` until the first
     token and `begin` (the drafter's own reading of the prompt) at 0; `nodes`: no seconds, but guesses of a request by levels
-    asked for, where they are trees. `context`: shortest and longest text it was measured on, in tokens."""
+    asked for, where they are trees; `beyond`: by levels asked for, what passes that go on from states of the draft take more than
+    others of as many rows (or less, as each level spares them something). `context`: shortest and longest text it was measured
+    on, in tokens."""
 
     parts: Mapping[str, Curves]
     asked: bool = True
@@ -151,6 +162,10 @@ class Table:
     def nodes(self, batch: int, depth: float) -> float:
         """Guesses of one request in a pass, where they are trees; 0 where that is not known."""
         return self._read("nodes", batch, depth, anchored=True)
+
+    def beyond(self, batch: int, depth: float) -> float:
+        """What a pass takes more or less because of how deep was drafted before it."""
+        return self._read("beyond", batch, depth)
 
     def begin(self, batch: int) -> float:
         """What the first drafting of a text takes more than the others."""

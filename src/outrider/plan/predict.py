@@ -103,7 +103,8 @@ def _expected(chances: Chances, costs: Costs, depth: int, batch: int) -> Predict
         drafting = costs.draft(batch, depth)
     else:
         drafting = sum(p * costs.draft(batch, k) for k, p in enumerate(chances.deepest(depth)))
-    seconds = drafting + (costs.verify(batch, rows) if depth else costs.plain(batch)) + costs.other(batch, depth)
+    passing = costs.verify(batch, rows) + costs.beyond(batch, depth) if depth else costs.plain(batch)
+    seconds = drafting + passing + costs.other(batch, depth)
     return Prediction(depth, batch, tau, rows, seconds, batch * tau / seconds, plain, costs.knows(batch, rows))
 
 
@@ -130,8 +131,11 @@ def _walk(group: Sequence[Answer], depth: int, costs: Costs, walk: Walk) -> None
         guesses = [a.guesses(at, k, costs.nodes(len(asked), k)) for a, at, k in asked]
         drafted, rows = sum(k > 0 for _, _, k in asked), len(asked) + sum(guesses)
         levels = max(k for _, _, k in asked) if costs.asked else max(guesses)
-        passing = costs.verify(len(asked), rows) + costs.draft(drafted, levels) if drafted else costs.plain(len(asked))
-        seconds = passing + costs.other(len(asked), levels)
+        seconds = costs.other(len(asked), levels)
+        if drafted:
+            seconds += costs.draft(drafted, levels) + costs.verify(len(asked), rows) + costs.beyond(len(asked), levels)
+        else:
+            seconds += costs.plain(len(asked))
         walk.rounds, walk.turns, walk.rows = walk.rounds + 1, walk.turns + len(asked), walk.rows + rows
         walk.seconds, walk.inside = walk.seconds + seconds, walk.inside + seconds
         moved = [(a, at + a.gained(at, k)) for a, at, k in asked]

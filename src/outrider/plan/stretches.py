@@ -119,6 +119,7 @@ class Stretches(Fixed):
         self._depths, self._clock, self._random = [0, *depths], clock, random.Random(0)
         self._queue: list[int] = []
         self._left = self._at = 0
+        self._resumes = False
         self._open = deque[Asked](maxlen=8)
         self._last: float | None = None
         self._fresh, self._size, self._begun = True, 0, False
@@ -170,6 +171,11 @@ class Stretches(Fixed):
         self._note(batch, max(found.depth, default=0))
         return found
 
+    def cut(self, batch: Batch, proposal: Proposal) -> Proposal:
+        """See whether passes go on from states of the draft, and keep everything."""
+        self._resumes = self._resumes or proposal.resume is not None
+        return proposal
+
     def observe(self, event: StepEvent) -> None:
         """Book a round's seconds."""
         now, last = self._clock(), self._last
@@ -195,6 +201,8 @@ class Stretches(Fixed):
             return
         if asked.depth:
             add("verify", batch, event.rows, event.verify_seconds)
+            if self._resumes:
+                self.samples.resumed[batch, asked.depth].append((event.rows, event.verify_seconds))
         else:
             add("plain", batch, 0, event.verify_seconds)
         if self._row[0] != (batch, asked.depth):
