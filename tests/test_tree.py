@@ -133,6 +133,19 @@ def test_sound_proposals_are_sound(proposal: Proposal) -> None:
     assert tree.validate(proposal, VOCAB).all()
 
 
+@quick
+@given(st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=4), min_size=1, max_size=4), st.data())
+def test_many_chains_are_judged_like_few(guesses: list[list[int]], data: st.DataObject) -> None:
+    chains = Proposal.chains(guesses)
+    for _ in range(data.draw(st.integers(0, 2))):
+        name = data.draw(st.sampled_from(["tokens", "parents", "source", "sizes"]))
+        field = getattr(chains, name).clone()
+        if field.numel():
+            field.view(-1)[data.draw(st.integers(0, field.numel() - 1))] = data.draw(st.sampled_from([-9, -1, 0, 1, 3, 5, 99]))
+        chains = replace(chains, **{name: field})
+    assert tree._sound_few(chains, VOCAB).tolist() == tree._sound_many(chains, VOCAB).tolist()
+
+
 def broken(**changes: Any) -> list[bool]:
     """Verdicts on a batch of two good trees after `field=(row, column, value)` changes, or whole new fields."""
     good = Proposal.trees([[(1, ROOT), (2, ROOT), (1, 1), (2, 1)], [(1, ROOT), (1, 0), (3, 1)]])

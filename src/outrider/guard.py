@@ -118,7 +118,10 @@ class Guard:
         try:
             with self._keeps((request,)):
                 found = self.drafter.preview(request, most)
-            return None if found is None else self._forced.ahead(request, [int(token) for token in found[:most]], most)
+            if found is None:
+                return None
+            own = found[:most] if self._trusted else [int(token) for token in found[:most]]
+            return self._forced.ahead(request, own, most)
         except (Exception, SystemExit) as error:
             self._stop(f"it failed with {type(error).__name__}: {error}")
             return None

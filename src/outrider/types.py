@@ -267,14 +267,13 @@ class Proposal:
     @classmethod
     def chains(cls, guesses: list[list[int]], device: torch.device | str = "cpu", source: int = 0) -> Proposal:
         """One chain of guessed tokens per request (an empty list for none)."""
-        widths = tuple(len(g) for g in guesses)
+        widths = tuple(map(len, guesses))
         n, count = max(widths, default=0), len(guesses)
-        table = np.zeros((3, count, n), dtype=np.int64)
-        for row, guess in zip(table[0], guesses, strict=True):
-            row[: len(guess)] = guess
-        table[1], table[2] = np.arange(-1, n - 1), source
-        tokens, parents, sources = torch.from_numpy(table).to(device).unbind()
-        sizes = torch.from_numpy(np.array(widths, dtype=np.int64)).to(device)
+        padded = [guess + [0] * (n - len(guess)) for guess in guesses]
+        links = np.empty((2, count, n), dtype=np.int64)
+        links[0], links[1] = np.arange(-1, n - 1), source
+        tables = (np.array(padded, dtype=np.int64).reshape(count, n), links[0], np.array(widths, dtype=np.int64), links[1])
+        tokens, parents, sizes, sources = (torch.from_numpy(table).to(device) for table in tables)
         return cls(tokens, parents, sizes, sources, widths, linear=True)
 
     @classmethod

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import pytest
 
 from outrider.bench.simulate import Clock, laptop, overlapped
 from outrider.config import SamplingParams
 from outrider.control import Fixed, Foresight
+from outrider.control.costs import CROWD
 from outrider.control.fees import Fee
+from outrider.control.foresight import LEANS, _together
 from outrider.control.pace import ENOUGH, FEW, LATER, Pace
 from outrider.control.probes import SPARSE
 from outrider.control.streaks import LONGEST, Streaks, Text
@@ -342,3 +345,33 @@ def test_what_was_seen_some_tokens_ago_counts_while_it_comes_true() -> None:
     request.tokens[3:] = [9]
     assert text.hope(common, 9) == [0.0], "it did not come true"
     assert Text(request).hope(common, 9) == [0.0], "never looked at"
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("count", [2, 20])
+def test_what_a_round_of_many_is_worth(queued: bool, count: int) -> None:
+    """All depths at once, against one after the other."""
+    rng, kept, depths = random.Random(count), 0.8, [1, 2, 3, 5]
+    outlooks = [list(accumulate((rng.random() for _ in range(rng.randrange(6))), initial=0.0)) for _ in range(count - 1)]
+    outlooks.append([0.0, 0.5, 0.75, 0.8, 0.85, 0.9])
+    requests = tuple(Request(i, [0], 0, SamplingParams(), key=1, seed=1) for i in range(count))
+    batch = Batch(requests, (1,) * count, (True,) * count, (64,) * count, queued=queued)
+    power = -LEANS[count > CROWD]
+    for k, (tokens, guesses) in zip(depths, _together(batch, outlooks, kept, depths), strict=True):
+        more = [kept * o[min(k, len(o) - 1)] for o in outlooks]
+        mean = sum((1 + m) ** power for m in more) / count
+        assert tokens == pytest.approx(count + sum(more) if queued else count * mean ** (1 / power))
+        assert guesses == sum(min(k, len(o) - 1) for o in outlooks)
+
+
+def test_guesses_for_many_are_believed_to_wait_for_a_look_at_each() -> None:
+    """Before any were seen: half a pass, or the looks, of which it is known what they take."""
+    controller = Foresight(Copies([True], [True]))
+    controller.costs.add_verify(60, 60, 1e-3)
+    controller.costs.add_other(60, 1e-4, ahead=True)
+    _, _, before = controller._priced(60, 50)
+    for _ in range(ENOUGH):
+        controller._pace.looked(2e-5)
+    controller._prices.clear()
+    _, _, after = controller._priced(60, 50)
+    assert before.entering == pytest.approx(5e-4) and after.entering == pytest.approx(60 * 2e-5)

@@ -279,6 +279,19 @@ def test_a_look_beforehand_changes_no_guess(first: list[int], then: list[int], l
         assert found[0] == found[1] and looked.expected(requests[0]) == plain.expected(requests[1])
 
 
+@pytest.mark.parametrize("count", [1, 12, 40])
+def test_a_crowd_is_given_the_guesses_that_were_previewed(count: int) -> None:
+    """However few matches are kept of each."""
+    rng, own = random.Random(2), drafter("suffix:floor=0,factor=9")
+    crowd = batch(*[[rng.randrange(3) for _ in range(40)] for _ in range(count)])
+    own.propose(crowd, Budget((4,) * count, (4,) * count))
+    for request in crowd.requests:
+        request.tokens.append(rng.randrange(3))
+    seen = [own.preview(request, 4) for request in crowd.requests]
+    made = own.propose(crowd, Budget((4,) * count, (4,) * count))
+    assert [row[:n] for row, n in zip(made.tokens.tolist(), made.sizes.tolist(), strict=True)] == seen and any(seen)
+
+
 @pytest.mark.parametrize("count", [1, 64, 1 << 20])
 @pytest.mark.parametrize("kind", ["i", "q"])
 def test_tables_begin_with_zeros_and_keep_what_is_written(count: int, kind: str) -> None:

@@ -43,7 +43,8 @@ FRESH = 16
 KEEP, FORGET = 0.98, 0.99
 """How much of what was promised and kept is left after one more round with guesses, and after one without."""
 UNSEEN = 0.5
-"""Passes that a guess is believed to cost where rounds are launched ahead, before it was seen."""
+"""Passes that a guess is believed to cost where rounds are launched ahead, before it was seen: as long as a look at all texts, at
+least."""
 LONG = 8
 """Rounds with guesses in a row whose time is told before their end."""
 UNHEARD = 256
@@ -246,14 +247,10 @@ class Foresight(Goodput):
             self._gain = 1.0
             return 0
         best, wish, speeds = 0, 0, {0: MARGIN * plain}
-        stalls = bool(self._stalls.prices)
-        for k in depths_worth(most):
-            if size == 1:
-                tokens, after = ready + kept * outlooks[0][k], rows + k
-            else:
-                tokens = _together(ready, [kept * o[min(k, len(o) - 1)] for o in outlooks], batch.queued)
-                after = rows + sum(min(k, len(o) - 1) for o in outlooks)
-            speeds[k] = tokens / (self._at(passes, after) + drafting[k] + beside)
+        stalls, tried = bool(self._stalls.prices), depths_worth(most)
+        found = [(ready + kept * outlooks[0][k], k) for k in tried] if size == 1 else _together(batch, outlooks, kept, tried)
+        for k, (tokens, guesses) in zip(tried, found, strict=True):
+            speeds[k] = tokens / (self._at(passes, rows + guesses) + drafting[k] + beside)
             if speeds[k] > speeds[wish]:
                 wish = k
             if speeds[k] > speeds[best] and (not stalls or self._stalls.open(size, k)):
@@ -276,7 +273,7 @@ class Foresight(Goodput):
             depth, costs = self._shape.depth, self.costs
             passes = costs.verify(size, np.arange(1.0, size * (depth + 1) + 1)) + costs.other(size)
             drafting = costs.drafts(drafted, np.arange(depth + 1.0))
-            unseen = UNSEEN * costs.plain(size, size) if costs.ahead else 0.0
+            unseen = max(UNSEEN * costs.plain(size, size), self._pace.looks(size)) if costs.ahead else 0.0
             self._prices[key] = passes.tolist(), drafting.tolist(), self.known.fees.of(size, unseen)
         return self._prices[key]
 
@@ -340,15 +337,22 @@ class Foresight(Goodput):
         return f"lookups right in {chances[0]:.0%} of cases, in {chances[3]:.0%} after three that were; used where they pay"
 
 
-def _together(ready: int, more: Sequence[float], queued: bool) -> float:
-    """What a round is worth in tokens, if it brings each request so many `more` than one. While others wait, all tokens are
-    worth the same: whoever ends makes room. Else a round that takes longer for a few is no gain for the others, and a batch ends
-    with its slowest: what counts is a mean that leans to those who get little."""
-    if queued:
-        return ready + sum(more)
-    lucky, leans = [m for m in more if m], LEANS[ready > CROWD]
-    mean: float = (ready - len(lucky) + sum([(1 + m) ** -leans for m in lucky])) / max(1, ready)
-    return float(ready * max(1e-9, mean) ** (-1 / leans))
+def _together(batch: Batch, outlooks: Sequence[Sequence[float]], kept: float, depths: Sequence[int]) -> list[tuple[float, int]]:
+    """What a round is worth in tokens, and how many guesses it has, if everybody goes as far as one of `depths` and the share
+    `kept` comes true. While others wait, all tokens are worth the same: whoever ends makes room. Else a round that takes longer
+    for a few is no gain for the others, and a batch ends with its slowest: what counts is a mean that leans to those who get
+    little."""
+    lucky, most, ready = [o for o in outlooks if len(o) > 1], depths[-1], sum(batch.ready)
+    whole = np.array([[*o[: most + 1], *[o[-1]] * (most + 1 - len(o))] for o in lucky])
+    more, counts = kept * whole[:, depths], np.array([len(o) - 1 for o in lucky])
+    guesses = np.minimum(counts[:, None], depths).sum(axis=0).tolist()
+    if batch.queued:
+        tokens = ready + more.sum(axis=0)
+    else:
+        leans = LEANS[ready > CROWD]
+        mean = (ready - len(lucky) + ((1 + more) ** -leans).sum(axis=0)) / max(1, ready)
+        tokens = ready * np.maximum(1e-9, mean) ** (-1 / leans)
+    return list(zip(tokens.tolist(), guesses, strict=True))
 
 
 def _writing(event: StepEvent) -> list[Request]:

@@ -47,6 +47,10 @@ class Pace:
         """Whether it is known what a look takes."""
         return len(self.look) >= ENOUGH
 
+    def looks(self, count: int) -> float:
+        """Seconds of looking at so many texts; 0 while nothing is known."""
+        return count * median(self.look) if self.look else 0.0
+
     def spare(self, size: int) -> float:
         """Seconds for looking in a round of so many requests; 0 where none was heard of."""
         walls, waits = (of.get(bucket(size), ()) for of in (self.walls, self.waits))
@@ -56,7 +60,7 @@ class Pace:
         """Whether there is time to look at so many texts in so many rounds, a part of them in each."""
         if not self.known or len(self.walls.get(bucket(size), ())) < ENOUGH:
             return size <= FEW
-        if size * median(self.look) <= turns * self.spare(size):
+        if self.looks(size) <= turns * self.spare(size):
             self.later = LATER
             return True
         self.refused += 1

@@ -87,11 +87,13 @@ class Text:
     def outlook(self, common: list[float], most: int) -> list[float]:
         """Tokens expected of the first 0, 1, ... guesses, of at most `most`."""
         found, chance, total = [0.0], 1.0, 0.0
-        for i in range(min(most, len(self.ahead))):
-            row = min(LONGEST, self.row + i)
-            chance *= (self.own.hits[row] + PULL * common[row]) / (self.own.tests[row] + PULL)
+        hits, tests, row = self.own.hits, self.own.tests, self.row
+        for _ in self.ahead[:most]:
+            chance *= (hits[row] + PULL * common[row]) / (tests[row] + PULL)
             total += chance
             found.append(total)
+            if row < LONGEST:
+                row += 1
         return found
 
     def hope(self, common: list[float], most: int) -> list[float]:

@@ -17,30 +17,29 @@ from ..types import Batch, Budget, Proposal, Request
 
 @dataclass(slots=True)
 class Index:
-    """Where each n-gram of a sequence was last followed by something: `places[n][gram]` is the index of the following token."""
+    """Where each n-gram of a sequence was last followed by something: `places[gram]` is the index of the following token."""
 
     smallest: int
     largest: int
-    places: list[dict[tuple[int, ...], int]] = field(default_factory=list)
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)
     length: int = 0
-
-    def __post_init__(self) -> None:
-        self.places = [{} for _ in range(self.largest + 1)]
 
     def extend(self, tokens: list[int]) -> None:
         """Take in the tokens not seen yet. The grams that end at the last token are left out until they have a successor."""
+        places, sizes = self.places, range(self.smallest, self.largest + 1)
         for end in range(max(self.length, 1), len(tokens)):
-            for n in range(self.smallest, min(self.largest, end) + 1):
-                self.places[n][tuple(tokens[end - n : end])] = end
+            for n in sizes:
+                if n <= end:
+                    places[tuple(tokens[end - n : end])] = end
         self.length = max(self.length, len(tokens))
 
     def follow(self, tokens: list[int], count: int) -> list[int]:
         """Up to `count` guesses for what follows `tokens`; a match near the end repeats its period."""
         for n in range(min(self.largest, len(tokens)), self.smallest - 1, -1):
-            at = self.places[n].get(tuple(tokens[-n:]))
+            at = self.places.get(tuple(tokens[-n:]))
             if at is not None:
-                period = len(tokens) - at
-                return [tokens[at + i % period] for i in range(count)]
+                found = tokens[at : at + count]
+                return found if len(found) == count else (found * (count // len(found) + 1))[:count]
         return []
 
 

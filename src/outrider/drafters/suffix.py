@@ -16,6 +16,7 @@ counts are of those. Finished texts are asked only while the text itself has no 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ..errors import BadInput
@@ -266,7 +267,7 @@ class Suffix(Drafter):
         self.config = replace(self.config, isolate=True)
 
     def propose(self, batch: Batch, budget: Budget) -> Proposal:
-        most = max(_FEW, min(_MATCHES, _CROWD // max(1, sum(n > 0 for n in budget.nodes))))
+        most = self._most(batch.requests)
         limits = zip(batch.requests, budget.depth, budget.nodes, strict=True)
         if self.config.width == 1:
             return Proposal.chains([self._chain(r, depth, most) if depth else [] for r, depth, _ in limits])
@@ -276,7 +277,7 @@ class Suffix(Drafter):
         """See `protocols.Drafter`. Trees are no chains."""
         if self.config.width > 1:
             return None
-        return self._chain(request, most, _MATCHES)
+        return self._chain(request, most, self._most((request,)))
 
     def expected(self, request: Request) -> float:
         """How many tokens of the last guess for `request` were expected to be accepted."""
@@ -288,6 +289,10 @@ class Suffix(Drafter):
         if self._readers.pop(request.id, None) is None or self.finished is None:
             return
         self.finished.add(request.tokens if self.config.prompts else request.output, self._group(request))
+
+    def _most(self, requests: Sequence[Request]) -> int:
+        """Matches that are kept of each request: the fewer, the more are known, so that what is previewed is what is made."""
+        return max(_FEW, min(_MATCHES, _CROWD // max(1, len(requests), len(self._readers))))
 
     def _chain(self, request: Request, depth: int, most: int) -> list[int]:
         reader = self._read(request, most)
